@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -75,7 +76,7 @@ async def test_advice_has_flags_intervals_and_commands_to_verify(
 ) -> None:
     forecast_of, _ = await ranked(Fake())
     server = RestartableServer(url="http://127.0.0.1:9", server_cmd=SERVER_CMD)
-    monkeypatch.setattr(workflow, "probe", lambda: None)
+    monkeypatch.setattr(workflow, "probe", lambda: SimpleNamespace(gpus=()))
     monkeypatch.setattr(workflow, "run_async", lambda coroutine: coroutine)
 
     def rank(job: OptimizeJob, environment: object, ladder: Ladder, **_: object) -> RankedRungs:
@@ -92,7 +93,8 @@ async def test_advice_has_flags_intervals_and_commands_to_verify(
         lambda *_: Fake().environment(),
     )
     advice = workflow.advise(Settings(model="demo"), OptimizeOptions(model="demo"), server)
-    assert advice.server_kind == "vllm" and advice.command == SERVER_CMD and not advice.assumed
+    assert advice.server_kind == "vllm" and advice.command == SERVER_CMD
+    assert "taken to run on this machine" in advice.assumed
     assert any("ridgeline compare" in line for line in advice.verify)
     change = next(row for row in advice.changes if "--max-num-seqs" in row.flags)
     assert change.flags[1] in change.command and "--max-num-seqs 8" not in change.command + " "
