@@ -18,7 +18,8 @@ def outcome(adapter: TypeAdapter[Any], value: Any) -> tuple[str, Any]:
     try:
         parsed = adapter.validate_python(value)
     except ValidationError as error:
-        return "rejected", [(item["loc"], item["msg"]) for item in error.errors()]
+        # The first part of a location is pydantic's own description of the branch.
+        return "rejected", [(item["loc"][1:], item["msg"]) for item in error.errors()]
     return "accepted", (parsed, [type(item) for item in parsed])
 
 
