@@ -27,7 +27,7 @@ MODELS = {
     "Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
 }
-"""Names of models whose config.json the package has, for those that it would download."""
+"""Models that the package would download, and those of the same shape whose config.json it has."""
 OWN_FORMATS = ("openai/gpt-oss-120b", "deepseek-ai/DeepSeek-R1")
 """Checkpoints that the file calls nvfp4 or fp8, and that are stored in MXFP4 and in FP8 blocks."""
 WORKER = ("tp", "attention_dp", "moe_tp", "moe_ep")

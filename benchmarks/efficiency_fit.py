@@ -176,7 +176,7 @@ def features(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
 
 
 Steps = Callable[[Mapping[str, float], Mapping[str, Any], str], NDArray[Any]]
-"""Seconds of the steps of a name, of all points, by the parameters."""
+"""Maps fitted parameters to the seconds of one kind of step, for every point."""
 
 
 # ---- the sums ------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def group_of(row: Row) -> tuple[str, ...]:
 
 
 def read_estimates(path: Path) -> Estimates:
-    """Those that there are; a refused point has a reason in their place."""
+    """The figures of the points that were answered; a refused point has its reason instead."""
     lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     return {line["row"]: line["tpot_ms"] for line in lines if "tpot_ms" in line}
 

@@ -59,20 +59,27 @@ AttentionPlan make_plan(Runs runs, int num_blocks, int block_size) {
   return plan;
 }
 
+// The arguments of a step without its results.
+AttentionArgs step_args(const AttentionPlan& plan, const PagedKv& kv, const AttentionParams& params,
+                        uintptr_t q, int64_t q_stride_row, int64_t q_stride_head, int num_threads) {
+  params.check(kv);
+  plan.check(kv);
+  AttentionArgs a = attention_args(plan, kv, params);
+  a.q = reinterpret_cast<const float*>(q);
+  a.q_stride_row = q_stride_row;
+  a.q_stride_head = q_stride_head;
+  a.num_threads = num_threads;
+  return a;
+}
+
 void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q_stride_row,
             int64_t q_stride_head, int num_heads, uintptr_t out, float scale, int window,
             float softcap, int num_threads, const std::string& isa, uintptr_t sinks) {
   require(q && out && num_threads > 0, "q and out need memory, and there must be threads");
   const AttentionParams params = {num_heads, scale, window, softcap,
                                   reinterpret_cast<const float*>(sinks)};
-  params.check(kv);
-  plan.check(kv);
-  AttentionArgs a = attention_args(plan, kv, params);
-  a.q = reinterpret_cast<const float*>(q);
+  AttentionArgs a = step_args(plan, kv, params, q, q_stride_row, q_stride_head, num_threads);
   a.out = reinterpret_cast<float*>(out);
-  a.q_stride_row = q_stride_row;
-  a.q_stride_head = q_stride_head;
-  a.num_threads = num_threads;
   const AttentionOps& ops = attention_ops(isa);
   nb::gil_scoped_release release;
   ops.attend(a);
@@ -98,15 +105,9 @@ void attend_int4(const AttentionPlan& plan, const PagedKv& recent, const Int4Tab
   require(q && out && num_threads > 0, "q and out need memory, and there must be threads");
   const AttentionParams params = {num_heads, scale, window, softcap,
                                   reinterpret_cast<const float*>(sinks)};
-  params.check(recent);
-  plan.check(recent);
-  tables.check(plan, recent, kv);
-  AttentionArgs a = attention_args(plan, recent, params);
-  a.q = reinterpret_cast<const float*>(q);
+  AttentionArgs a = step_args(plan, recent, params, q, q_stride_row, q_stride_head, num_threads);
   a.out = reinterpret_cast<float*>(out);
-  a.q_stride_row = q_stride_row;
-  a.q_stride_head = q_stride_head;
-  a.num_threads = num_threads;
+  tables.check(plan, recent, kv);
   const AttentionOps& ops = attention_ops(isa);
   nb::gil_scoped_release release;
   ops.attend_int4(a, tables.groups(kv));
@@ -119,13 +120,7 @@ void attend_partials(const AttentionPlan& plan, const ContextPlan& context, int 
                      const std::string& isa) {
   require(q && partials && num_threads > 0, "q and partials need memory, and there must be threads");
   const AttentionParams params = {num_heads, scale, context.window, softcap};
-  params.check(kv);
-  plan.check(kv);
-  AttentionArgs a = attention_args(plan, kv, params);
-  a.q = reinterpret_cast<const float*>(q);
-  a.q_stride_row = q_stride_row;
-  a.q_stride_head = q_stride_head;
-  a.num_threads = num_threads;
+  AttentionArgs a = step_args(plan, kv, params, q, q_stride_row, q_stride_head, num_threads);
   const AttentionOps& ops = attention_ops(isa);
   const ContextPart part = context.part(rank, partials);
   nb::gil_scoped_release release;

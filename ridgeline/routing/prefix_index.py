@@ -6,6 +6,7 @@ keeps its most recently used blocks, as its own cache does: the rest is forgotte
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection
 
@@ -38,19 +39,11 @@ class PrefixIndex:
     def num_matched(self, prefix: tuple[int, ...], replica: int) -> int:
         """Leading blocks of `prefix` that the replica has seen."""
         own = self._blocks.get(replica)
-        if not own or not prefix or (0, prefix[0]) not in own:
+        if not own:
             return 0
-        low, high = (
-            1,
-            len(prefix),
-        )  # a block is there only with all before it: `add` keeps heads last
-        while low < high:
-            middle = (low + high) // 2
-            if (middle, prefix[middle]) in own:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        # a block is there only with all before it: `add` keeps heads last
+        depths = range(len(prefix))
+        return bisect_left(depths, True, key=lambda depth: (depth, prefix[depth]) not in own)
 
     def add(self, prefix: tuple[int, ...], replica: int) -> None:
         """The replica gets a prompt with this prefix."""

@@ -27,12 +27,12 @@ from msgspec.structs import replace
 
 from ridgeline.modelspec.families.build import DTYPES, MAX_EXPERTS
 from ridgeline.modelspec.families.config_fields import ConfigFields
+from ridgeline.modelspec.families.latent import latent_attention
 from ridgeline.modelspec.families.layer_kinds import num_layers
 from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
     AttentionSpec,
     DeltaSpec,
-    LatentSpec,
     LayerSpec,
     LinearSpec,
     MlpSpec,
@@ -252,6 +252,24 @@ def _no_mixer(values: ConfigFields) -> AttentionSpec:
     return replace(attention, num_heads=0, num_kv_heads=0, delta=_NO_STATE, **absent)
 
 
+def _recurrent(delta: DeltaSpec, hidden_size: int, fmt: Format) -> AttentionSpec:
+    """A layer that keeps a state of these sizes instead of keys and values."""
+    keys = LinearSpec(num_out=delta.num_key_heads * delta.key_dim, num_in=hidden_size, format=fmt)
+    size = delta.num_value_heads * delta.value_dim
+    return AttentionSpec(
+        num_heads=delta.num_value_heads,
+        num_kv_heads=0,
+        head_dim=delta.value_dim,
+        scale=1.0,
+        rope=RopeSpec(dim=0, theta=1.0),
+        q=keys,
+        k=keys,
+        v=replace(keys, num_out=size),
+        o=LinearSpec(num_out=hidden_size, num_in=size, format=fmt),
+        delta=delta,
+    )
+
+
 def _mamba(values: ConfigFields, fmt: Format) -> AttentionSpec:
     """A Mamba-2 mixer (arXiv:2405.21060), by the sizes of a recurrent layer: B and C are keys and
     queries of `n_groups` heads, x are values, dt is the decay of each head."""
@@ -259,8 +277,8 @@ def _mamba(values: ConfigFields, fmt: Format) -> AttentionSpec:
     heads, size = values.count("mamba_num_heads"), values.count("mamba_head_dim")
     groups, state = values.count("n_groups"), values.count("ssm_state_size")
 
-    def linear(num_out: int, num_in: int = hidden_size) -> LinearSpec:
-        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
+    def linear(num_out: int) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=hidden_size, format=fmt)
 
     delta = DeltaSpec(
         num_key_heads=groups,
@@ -272,18 +290,7 @@ def _mamba(values: ConfigFields, fmt: Format) -> AttentionSpec:
         b=linear(0),
         a=linear(heads),
     )
-    return AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=0,
-        head_dim=size,
-        scale=1.0,
-        rope=RopeSpec(dim=0, theta=1.0),
-        q=linear(groups * state),
-        k=linear(groups * state),
-        v=linear(heads * size),
-        o=linear(hidden_size, heads * size),
-        delta=delta,
-    )
+    return _recurrent(delta, hidden_size, fmt)
 
 
 def _nemotron_experts(values: ConfigFields, fmt: Format) -> MlpSpec:
@@ -421,31 +428,11 @@ def _kimi_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
 
 def _gated_latent(values: ConfigFields, fmt: Format) -> AttentionSpec:
     """Latent attention whose output is multiplied by a gate of its size."""
-    hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
-    nope, rope = values.count("qk_nope_head_dim"), values.count("qk_rope_head_dim")
-    rank, q_rank = values.count("kv_lora_rank"), values.count("q_lora_rank")
-    value = values.count("v_head_dim")
-
-    def linear(num_out: int, num_in: int) -> LinearSpec:
-        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
-
-    return AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=1,
-        head_dim=nope + rope,
-        scale=(nope + rope) ** -0.5,
-        rope=RopeSpec(dim=0, theta=1.0),
-        q=linear(heads * (nope + rope), q_rank),
-        k=linear(heads * nope, rank),
-        v=linear(heads * value, rank),
-        o=linear(hidden_size, heads * value),
-        latent=LatentSpec(
-            rank=rank,
-            rope_dim=rope,
-            kv_down=linear(rank + rope + heads * value, hidden_size),
-            q_down=linear(q_rank, hidden_size),
-        ),
-    )
+    plain = latent_attention(values, fmt, RopeSpec(dim=0, theta=1.0))
+    assert plain.latent is not None
+    down = plain.latent.kv_down
+    gated = replace(down, num_out=down.num_out + plain.o.num_in)
+    return replace(plain, latent=replace(plain.latent, kv_down=gated))
 
 
 def _kimi_delta(values: ConfigFields, fmt: Format, config: Mapping[str, Any]) -> AttentionSpec:
@@ -453,8 +440,8 @@ def _kimi_delta(values: ConfigFields, fmt: Format, config: Mapping[str, Any]) ->
     hidden_size = values.count("hidden_size")
     heads, size = int(config["num_heads"]), int(config["head_dim"])
 
-    def linear(num_out: int, num_in: int = hidden_size) -> LinearSpec:
-        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
+    def linear(num_out: int) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=hidden_size, format=fmt)
 
     delta = DeltaSpec(
         num_key_heads=heads,
@@ -466,18 +453,7 @@ def _kimi_delta(values: ConfigFields, fmt: Format, config: Mapping[str, Any]) ->
         b=linear(heads),
         a=linear(size + math.ceil(size * heads * size / hidden_size)),
     )
-    return AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=0,
-        head_dim=size,
-        scale=1.0,
-        rope=RopeSpec(dim=0, theta=1.0),
-        q=linear(heads * size),
-        k=linear(heads * size),
-        v=linear(heads * size),
-        o=linear(hidden_size, heads * size),
-        delta=delta,
-    )
+    return _recurrent(delta, hidden_size, fmt)
 
 
 def _attention(values: ConfigFields, fmt: Format, *, bias: bool = False) -> AttentionSpec:

@@ -130,7 +130,7 @@ def _message(chosen: _Complaint, complaints: Sequence[_Complaint]) -> str:
 
 
 def _message_of_union(chosen: _Complaint, complaints: Sequence[_Complaint]) -> str | None:
-    """What all branches take, for a value that none of them takes because of its kind."""
+    """The forms that a union accepts, for a value whose type none of them accepts."""
     same = [c for c in complaints if c.path == chosen.path and _is_of_no_kind(c)]
     taken = [_plain(str(c.error["msg"])).removeprefix(_SHOULD_BE).split(", un")[0] for c in same]
     return _SHOULD_BE + " or ".join(dict.fromkeys(taken)) if chosen in same else None
@@ -142,6 +142,6 @@ def _plain(message: str) -> str:
 
 
 def _is_of_no_kind(complaint: _Complaint) -> bool:
-    """Whether the value itself, not something in it, is of another kind than its branch takes."""
+    """Whether the type of the value itself, not of something in it, is wrong for its branch."""
     is_at_union = complaint.branches and complaint.branches[-1][1] == len(complaint.path)
     return bool(is_at_union and str(complaint.error["msg"]).startswith(_SHOULD_BE))

@@ -29,6 +29,7 @@ from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token, num_params
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_kv_dtype
 from ridgeline.optimize.server_settings import flags_of
+from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers
 from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.twin.config import TwinConfig
 from ridgeline.twin.servers.behaviour import TwinRun, format_of_checkpoint, twin_of
@@ -56,6 +57,7 @@ class ServerCosts:
         self.spec = load_planning_spec(start.model)
         self._bounds = cache(self._step_bounds)
         self._memory, self._modelled = cache(self._kv_tokens), cache(self._step_times)
+        self._host_memory = cache(self._offload)
 
     @property
     def max_model_len(self) -> int:
@@ -97,20 +99,21 @@ class ServerCosts:
         cached = PrefixCache(pool) if settings.enable_prefix_caching else NoPrefixCache()
         policy = make_policy(settings.batching, wait_s=seconds_of(settings.batch_wait_ms))
         scheduler = Scheduler(limits, policy, pool, cached)
-        self._add_host_memory(scheduler, settings)
+        offload = self._host_memory(settings)
+        if offload is not None:
+            add_tiers(scheduler, *offload)
         return scheduler
 
-    def _add_host_memory(self, scheduler: Scheduler, settings: Settings) -> None:
-        """What the configuration offloads, below its prefix cache."""
+    def _offload(self, settings: Settings) -> tuple[TierSizes, int] | None:
+        """Host memory below the prefix cache, and the bytes of a block; None without any."""
         config = self.modelled_server(settings)
         if config is None or not (config.offload_bytes or config.offload_ratio):
-            return
-        from ridgeline.plan.simulate.kv_tiers import add_tiers
+            return None
         from ridgeline.twin.build import block_bytes_of, plan_twin, tiers_of
 
         config = msgspec.structs.replace(config, block_size=BLOCK_SIZE)
         model = plan_twin(config)
-        add_tiers(scheduler, tiers_of(config, model), block_bytes_of(config, model))
+        return tiers_of(config, model), block_bytes_of(config, model)
 
     def replicas(self, settings: Settings) -> int:
         """How many replicas share the requests of the configuration."""

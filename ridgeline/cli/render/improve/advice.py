@@ -55,7 +55,7 @@ def print_watch(console: Console, report: WatchReport) -> None:
     for part in report.missing:
         line(f"  {part:16}not reported by this server", "dim")
     if not report.drifted:
-        line("\nThe traffic is that which the server was tuned for.", "bold")
+        line("\nThe traffic matches what the server was tuned for.", "bold")
         return
     line("\nThe workload has drifted from the one that was tuned for.", "bold")
     if report.capacity is not None:

@@ -76,8 +76,6 @@ _NAMES = {
     "expert_gate": "blk.{}.ffn_gate" + EXPERTS,
     "expert_up": "blk.{}.ffn_up" + EXPERTS,
     "expert_down": "blk.{}.ffn_down" + EXPERTS,
-}
-_NAMES |= {
     "router_correction": "blk.{}.exp_probs_b",
     "shared_gate": "blk.{}.ffn_gate_shexp",
     "shared_up": "blk.{}.ffn_up_shexp",
