@@ -9,6 +9,8 @@ import pytest
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
+from ridgeline.optimize.external.server_rungs import server_rungs
+from ridgeline.optimize.ladder import unmet_need
 from ridgeline.workflows.optimize.restartable_server import model_of_server, server_recipe
 from ridgeline.workflows.optimize.server_costs import ServerCosts
 from ridgeline.workflows.optimize.server_driver import RestartableServer
@@ -116,3 +118,21 @@ def test_defaults_of_a_server_keep_what_it_has_no_default_for() -> None:
     )
     defaults = recipe.default_settings(Settings(model="demo"))
     assert (defaults.num_threads, defaults.max_num_seqs) == (1, 4)
+
+
+def test_rungs_of_gpus_are_left_out_only_where_the_server_runs_on_this_cpu() -> None:
+    command = "vllm serve llama-3.1-8b --port {port} {flags}"
+    here = server_recipe(server_of(command), Path())
+    assert here.device_facts(has_gpu=False) == {"server_device": "cpu"}
+    assert here.device_facts(has_gpu=True) == {}
+    elsewhere = msgspec.structs.replace(server_of(command), url="http://10.0.0.9:{port}")
+    assert server_recipe(elsewhere, Path()).device_facts(has_gpu=False) == {}
+    named = msgspec.structs.replace(server_of(command), accelerator="l4")
+    assert server_recipe(named, Path()).device_facts(has_gpu=False) == {}
+    left_out = {
+        rung.id
+        for rung in server_rungs("vllm")
+        if unmet_need(rung, {"server_device": "cpu"}) is not None
+    }
+    assert {"vllm-memory-share", "vllm-attention-backend"} <= left_out
+    assert not left_out & {"vllm-graphs", "vllm-block-size"}

@@ -16,12 +16,12 @@ import msgspec
 
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Report, ServerControl, Shell
+from ridgeline.optimize.drivers.log_errors import last_error
 from ridgeline.optimize.drivers.restore_script import RestoreScript
 from ridgeline.optimize.drivers.server_process import ServerCommand, answers, models_url
 from ridgeline.optimize.drivers.shell import shell_line, sleep_unless_interrupted, uninterrupted
 
 POLL_S = 1.0
-LOG_CHARS = 600
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,10 +147,9 @@ class InPlaceDriver:
             return Progress(applied=False, note=str(error))
 
     def _failure(self, what: str) -> CannotRun:
-        end = self._logs()[-LOG_CHARS:].strip()
         return CannotRun(
             f"{self._control.name} did not take the configuration: {what}",
-            fix=f"the end of its log: {end}" if end else None,
+            value=last_error(self._logs()) or None,
         )
 
     def _logs(self) -> str:

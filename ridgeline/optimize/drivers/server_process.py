@@ -26,6 +26,7 @@ import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import ServerHandle, Shell
+from ridgeline.optimize.drivers.log_errors import last_error
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.shell import sleep_unless_interrupted
 from ridgeline.optimize.server_settings import REMOVE, REPLACE, WHOLE_COMMAND
@@ -33,7 +34,6 @@ from ridgeline.optimize.server_settings import REMOVE, REPLACE, WHOLE_COMMAND
 POLL_S = 0.1
 END_S = 20.0
 NEEDS_KEY = (401, 403)
-TAIL_CHARS = 600
 MAX_LIST_BYTES = 1 << 16
 DEFAULT_PORT = 8000  # of the commands that are printed
 
@@ -230,11 +230,11 @@ class ServerProcess:
             sleep_unless_interrupted(POLL_S)
 
     def _failure(self, what: str) -> CannotRun:
-        tail = self._log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:].strip()
+        error = last_error(self._log.read_text(encoding="utf-8", errors="replace"))
         return CannotRun(
             f"the server did not come up: {what}",
-            value=shlex.join(self._words),
-            fix=f"the end of {self._log}: {tail}",
+            value=error or None,
+            fix=f"see {self._log}; it was started as {shlex.join(self._words)}",
         )
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import Report, Shell
-from ridgeline.optimize.drivers.in_place import LOG_CHARS
+from ridgeline.optimize.drivers.log_errors import last_error
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import answers, models_url, replace_flags
 from ridgeline.optimize.drivers.shell import run, sleep_unless_interrupted, uninterrupted
@@ -208,9 +208,7 @@ def submit_words(file: Path, log: Path) -> tuple[str, ...]:
 
 def _failure(what: str, log: Path) -> CannotRun:
     try:
-        end = log.read_text(encoding="utf-8", errors="replace")[-LOG_CHARS:].strip()
+        error = last_error(log.read_text(encoding="utf-8", errors="replace"))
     except OSError:
-        end = ""
-    return CannotRun(
-        f"the server did not come up: {what}", fix=f"the end of {log}: {end}" if end else None
-    )
+        error = ""
+    return CannotRun(f"the server did not come up: {what}", value=error or None, fix=f"see {log}")

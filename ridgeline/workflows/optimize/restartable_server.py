@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from itertools import pairwise
 from pathlib import Path, PurePath
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,10 +17,11 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.client.http_target import base_url
+from ridgeline.measure.monitors.process_usage import is_local
 from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.modelspec.families.shapes import shape_of_repository
 from ridgeline.optimize.drivers.base import Driver, Report
-from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ServerCommand
+from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ProcessDriver, ServerCommand
 from ridgeline.optimize.external.drafter_rungs import drafter_flags, drafter_rungs
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
 from ridgeline.optimize.external.server_rungs import (
@@ -116,12 +118,25 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
         `has_gpu`: whether this machine has one.
         """
-        if self.device is not None or has_gpu or self.flags.name in CPU_SERVERS:
+        if not self._is_taken_to_be_here(has_gpu) or self.flags.name in CPU_SERVERS:
             return ""
         return (
             "the server is taken to run on this machine, which has no GPU; "
             "--accelerator names its device"
         )
+
+    def device_facts(self, *, has_gpu: bool) -> dict[str, Value]:
+        """`server_device` is "cpu" for a server that this machine, without a GPU, starts itself.
+
+        Empty where the device is another one or unknown.
+        """
+        host = urlsplit(self.command.url.replace("{port}", "0")).hostname or ""
+        is_started_here = isinstance(self.driver, ProcessDriver) and is_local(host)
+        is_on_cpu = is_started_here and self._is_taken_to_be_here(has_gpu)
+        return {"server_device": "cpu"} if is_on_cpu else {}
+
+    def _is_taken_to_be_here(self, has_gpu: bool) -> bool:
+        return self.device is None and not has_gpu
 
     @property
     def candidate_rungs(self) -> tuple[Rung, ...]:

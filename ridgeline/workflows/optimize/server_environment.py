@@ -98,7 +98,7 @@ def server_environment(
         simulator=_ServerSimulator(simulated, costs),
         price_of=costs.price,
         peaks_of=lambda chosen: _peaks_seen_from_outside(costs.peaks(chosen)),
-        facts={**facts, **recipe.facts},
+        facts={**facts, **recipe.facts, **recipe.device_facts(has_gpu=bool(machine.gpus))},
         heldout=_heldout(tokenizer, recipe),
         served=_served_texts(recipe),
         evaluation=_user_evaluation(recipe),
