@@ -156,7 +156,8 @@ def _name_of(path: str, file: Gguf, kind: str = "weight") -> str:
         return f"output.{kind}"
     _, layer, inner = path.split(".", 2)
     routed = inner in _OF_EXPERTS and ROUTER.format(layer) in file.tensors
-    name = f"{_MODULES[inner]}{EXPERTS if routed else ''}.{kind}"
+    own = architecture_of(file).tensors.get(inner.rpartition(".")[2])
+    name = f"{own or _MODULES[inner]}{EXPERTS if routed else ''}.{kind}"
     return tensor_name(name, int(layer), file)
 
 

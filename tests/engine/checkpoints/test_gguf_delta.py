@@ -127,6 +127,18 @@ def test_file_gives_the_logits_of_its_source_model(case: str, tmp_path: Path) ->
     assert difference(name, model) < 2e-3
 
 
+def test_which_layers_are_delta_nets_is_read(tmp_path: Path) -> None:
+    """From a flag per layer, as converters write it since the summer of 2026."""
+    kinds = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
+    model = random_model(Qwen3_5TextConfig(**HYBRID, layer_types=kinds))
+    flags = [kind == "linear_attention" for kind in kinds]
+    tensors, key = tensors_of(model, "qwen35"), "attention.recurrent_layers"
+    name = write(tmp_path / "m.gguf", "qwen35", tensors, KEYS | {key: [*flags, False]})
+    assert difference(name, model) < 2e-3
+    with pytest.raises(BadModel, match="one flag per layer"):
+        load_spec(write(tmp_path / "n.gguf", "qwen35", tensors, KEYS | {key: flags[:3]}))
+
+
 def test_layers_that_predict_further_tokens_are_left_unread(tmp_path: Path) -> None:
     model = random_model(CASES["qwen35"][0])
     tensors = tensors_of(model, "qwen35")

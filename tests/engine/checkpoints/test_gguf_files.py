@@ -131,7 +131,13 @@ OWN_NAMES = {
     "glm4": {
         "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
     },
-    "gemma3n": LAYER_INPUTS, "gemma4": LAYER_INPUTS,
+    "gemma3n": LAYER_INPUTS,
+    "gemma4": LAYER_INPUTS | {
+        "router.proj": "ffn_gate_inp", "router.scale": "ffn_gate_inp",
+        "router.per_expert_scale": "ffn_down_exps", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    },
     "gemma2": SANDWICHED, "gemma3": SANDWICHED, "olmo2": NORMED_AFTER, "exaone4": NORMED_AFTER,
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "gpt-oss": {
@@ -179,6 +185,10 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
                 continue
             if module == "mlp.act_fn":
                 continue
+            if module == "experts":  # gate before up, [experts, outputs, inputs]
+                inner = kind.removesuffix("_proj")
+                out[f"blk.{layer}.ffn_{inner}_exps.weight"] = data.numpy()
+                continue
             if module == "mlp.experts":
                 split = gpt_oss_experts if architecture == "gpt-oss" else stacked_experts
                 out |= split(f"blk.{layer}.", kind, data)
@@ -187,6 +197,7 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
                 out[f"blk.{layer}.exp_probs_b.bias"] = data.numpy()
                 continue
             kind = "weight" if kind == "sinks" else kind
+            kind = "scale" if module in ("router.scale", "router.per_expert_scale") else kind
             out[f"blk.{layer}.{names[module]}.{kind}"] = data.numpy()
         elif stem != "lm_head" or not model.config.tie_word_embeddings:
             out[f"{next(v for k, v in SHARED.items() if k in stem)}.{kind}"] = data.numpy()
@@ -290,6 +301,7 @@ GEMMA_INPUT_KEYS: dict[str, Any] = {
     "attention.sliding_window_pattern": [True, False] * 2,
 }
 GEMMA4_KEYS = {
+    "final_logit_softcapping": 0.0,
     "attention.key_length": 32,
     "attention.value_length": 32,
     "attention.key_length_swa": 16,
@@ -298,6 +310,10 @@ GEMMA4_KEYS = {
     "rope.dimension_count_swa": 16,
 }
 PLAIN_SIZES = {key: v for key, v in SIZES.items() if key not in ("head_dim", "rms_norm_eps")}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 5e5}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
 CENTRED = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.3}
 CASES = {
     "llama": (LlamaConfig(**SIZES), {}),
@@ -367,6 +383,18 @@ CASES = {
             "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0,
         },
     ),
+    "gemma4-experts": (
+        Gemma4TextConfig(
+            **GEMMA_INPUTS | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+            global_head_dim=32, intermediate_size=96, enable_moe_block=True, num_experts=6,
+            top_k_experts=3, moe_intermediate_size=32,
+        ),
+        {
+            **GEMMA_INPUT_KEYS, **GEMMA4_KEYS, "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0, "expert_count": 6, "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+        },
+    ),
     "smollm3": (
         SmolLM3Config(**SIZES | {"num_hidden_layers": 4}),
         {"block_count": 4, "rope.freq_base": 2e6},
@@ -374,7 +402,22 @@ CASES = {
     "olmo2": (Olmo2Config(**SIZES), {}),
     "olmo2-windows": (
         Olmo3Config(**SIZES | {"num_hidden_layers": 4}, sliding_window=8),
-        {"block_count": 4, "attention.sliding_window": 8, "rope.freq_base": 5e5},
+        {
+            "block_count": 4, "attention.sliding_window": 8, "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 5e5,
+        },
+    ),
+    "olmo2-yarn": (
+        Olmo3Config(
+            **SIZES | {"num_hidden_layers": 4}, sliding_window=8,
+            rope_parameters={"full_attention": YARN, "sliding_attention": PLAIN_ROPE},
+        ),
+        {
+            "block_count": 4, "attention.sliding_window": 8, "rope.freq_base": 5e5,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_attn_factor": 1.0 + 0.1 * math.log(4.0),
+        },
     ),
     "granite": (
         GraniteConfig(
@@ -668,6 +711,8 @@ def test_unknown_tensors_are_refused_by_name(
         ("rope.scaling.type", "yarn-squared"),
         ("something.new", 3),
         ("attention.causal", False),
+        ("rope.freq_base_swa", 5e5),
+        ("rope.scaling.yarn_attn_factor", 1.5),
     ],
 )
 def test_unknown_keys_are_refused_by_name(key: str, value: Any, plain: Any, tmp_path: Path) -> None:

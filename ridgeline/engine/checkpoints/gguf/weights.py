@@ -77,6 +77,11 @@ _NAMES = {
     "expert_up": "blk.{}.ffn_up" + EXPERTS,
     "expert_down": "blk.{}.ffn_down" + EXPERTS,
     "router_correction": "blk.{}.exp_probs_b",
+    "router_norm": "blk.{}.ffn_gate_inp",
+    "expert_scales": "blk.{}.ffn_down" + EXPERTS,
+    "expert_norm": "blk.{}.pre_ffw_norm_2",
+    "after_shared_norm": "blk.{}.post_ffw_norm_1",
+    "after_expert_norm": "blk.{}.post_ffw_norm_2",
     "shared_gate": "blk.{}.ffn_gate_shexp",
     "shared_up": "blk.{}.ffn_up_shexp",
     "shared_down": "blk.{}.ffn_down_shexp",
@@ -98,6 +103,7 @@ _NAMES = {
     "altup_gain": "blk.{}.altup_correct_scale",
 }
 _BIASES = ("router_correction", "delta_dt_bias")
+_SCALES = ("router_norm", "expert_scales")
 _STACKED = {"stream": "altup_proj", "unstream": "altup_unembd_proj"}
 """Parts with a number, which one tensor holds after one another."""
 _SIZES = {name: (numbers, nbytes) for name, numbers, nbytes in TYPES.values()}
@@ -113,6 +119,8 @@ def name_of(part: Part, row: Architecture) -> str:
     name = _NAMES[key].format(part.layer) if own is None else f"blk.{part.layer}.{own}"
     if key == "delta_a_log":
         return name
+    if key in _SCALES:
+        return name + ".scale"
     return name + (".bias" if bias or key in _BIASES else ".weight")
 
 

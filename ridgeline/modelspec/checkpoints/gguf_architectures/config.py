@@ -21,7 +21,10 @@ from ridgeline.modelspec.checkpoints.gguf_architectures.layer_inputs import (
     gemma4_config,
     layer_input_config,
 )
-from ridgeline.modelspec.checkpoints.gguf_architectures.rope import rope_config
+from ridgeline.modelspec.checkpoints.gguf_architectures.rope import (
+    rope_config,
+    yarn_attention_factor,
+)
 from ridgeline.modelspec.checkpoints.gguf_architectures.rows import (
     SAFETENSORS,
     Architecture,
@@ -77,7 +80,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "pooling_type": (0,),
     "residual_scale": (0.0, 1.0),
     "rope.scaling.alpha": (0.0,),
-    "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),
     "rope.scaling.yarn_log_multiplier": (0.0,),
     "router_logit_softcapping": (0.0,),
@@ -117,11 +119,20 @@ def gguf_config(file: Gguf) -> dict[str, Any]:
     return config
 
 
+def _is_neutral(key: str, value: object, keys: Mapping[str, Any]) -> bool:
+    """Whether the model is the same without a key that is not read."""
+    if key == "rope.freq_base_swa":  # converters repeat the only base
+        return bool(value == keys.get("rope.freq_base", 10_000.0))
+    if key == "rope.scaling.yarn_attn_factor" and isinstance(value, float):
+        return value == 1.0 or abs(value - yarn_attention_factor(keys)) < 1e-4
+    return value in _NEUTRAL.get(key, ())
+
+
 def _check(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> None:
     start = str(file.metadata["general.architecture"])
     known = SHARED.keys() | row.fields.keys() | row.read | _ROPE | _HARMLESS.keys()
     for key, value in keys.items():
-        if key not in known and value not in _NEUTRAL.get(key, ()):
+        if key not in known and not _is_neutral(key, value, keys):
             raise BadModel(
                 f"the GGUF key {start}.{key} is not understood, and leaving it out could change "
                 "the result",

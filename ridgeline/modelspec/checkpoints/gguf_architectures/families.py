@@ -90,14 +90,11 @@ def _delta_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dic
     inner, num = count(file, keys, "ssm.inner_size"), count(file, keys, "ssm.time_step_rank")
     if depth < 1 or inner % num:
         raise BadModel("the GGUF file's sizes of delta nets do not fit", value=inner, limit=num)
-    every = keys.get("full_attention_interval", 4)
     layers = range(min(depth, 4096))
     out: dict[str, Any] = {
         "num_hidden_layers": depth,
         "linear_value_head_dim": inner // num,
-        "layer_types": [
-            "linear_attention" if (i + 1) % every else "full_attention" for i in layers
-        ],
+        "layer_types": _delta_layers(keys, len(layers)),
         "partial_rotary_factor": count(file, keys, "rope.dimension_count")
         / count(file, keys, "attention.key_length"),
     }
@@ -105,6 +102,19 @@ def _delta_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dic
         plain = [i for i in layers if ROUTER.format(i) not in file.tensors]
         out |= {"norm_topk_prob": True, "mlp_only_layers": plain}
     return out
+
+
+def _delta_layers(keys: Mapping[str, Any], depth: int) -> list[str]:
+    """The kind of each layer: flags in files since the summer of 2026, a period in older ones."""
+    every = keys.get("full_attention_interval", 4)
+    flags = keys.get("attention.recurrent_layers", [bool((i + 1) % every) for i in range(depth)])
+    if not isinstance(flags, list) or len(flags) < depth:
+        raise BadModel(
+            "the GGUF key attention.recurrent_layers must be a list of one flag per layer",
+            value=str(flags)[:80],
+            limit=depth,
+        )
+    return ["linear_attention" if flag else "full_attention" for flag in flags[:depth]]
 
 
 _LARGEST_LLAMA4 = 128
@@ -157,12 +167,6 @@ def windowed_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> d
         out.setdefault("sliding_window", keys.get("attention.sliding_window") or 4096)
     if row.family == "gpt_oss" and not frequency_factors(file) and not scaling_of(keys):
         out["rope_scaling"] = {"rope_type": "default"}  # the family's own default is yarn
-    if row.family == "olmo3" and scaling_of(keys):
-        raise BadModel(
-            "GGUF files of OLMo 3 whose rotary embedding is scaled are not supported",
-            value=str(keys.get("rope.scaling.type")),
-            fix=SAFETENSORS,
-        )
     return out
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_architectures.families import window_kinds
 from ridgeline.modelspec.checkpoints.gguf_architectures.keys import count
-from ridgeline.modelspec.checkpoints.gguf_architectures.rows import Architecture
+from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ROUTER, Architecture
 from ridgeline.modelspec.checkpoints.gguf_header import Gguf, float_list
 
 
@@ -57,6 +57,8 @@ def gemma4_config(file: Gguf, keys: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": sliding,
         "global_head_dim": full,
         "attention_k_eq_v": f"blk.{first_full}.attn_v.weight" not in file.tensors,
+        "enable_moe_block": ROUTER.format(0) in file.tensors,
+        "final_logit_softcapping": keys.get("final_logit_softcapping", _SOFTCAP) or None,
         "rope_parameters": {
             "full_attention": {
                 "rope_type": "proportional",
@@ -80,6 +82,9 @@ def gemma4_config(file: Gguf, keys: Mapping[str, Any]) -> dict[str, Any]:
         out |= {"intermediate_size": sizes[0], "use_double_wide_mlp": sizes[-1] == 2 * sizes[0]}
     return out
 
+
+_SOFTCAP = 30.0
+"""What llama.cpp bounds logits by where a file does not say it."""
 
 _STANDS_STILL = 1e20
 """Numbers whose frequency is divided by this or more do not turn; converters write 1e30."""

@@ -80,5 +80,11 @@ def scaling_of(keys: Mapping[str, Any]) -> dict[str, Any]:
                 out[ours] = float(keys[f"rope.scaling.{theirs}"])
         extra = float(keys.get("rope.scaling.attn_factor", 1.0))
         if extra != 1.0:  # llama.cpp multiplies yarn's own factor with it
-            out["attention_factor"] = extra * (1.0 + 0.1 * math.log(factor))
+            out["attention_factor"] = extra * yarn_attention_factor(keys)
     return out
+
+
+def yarn_attention_factor(keys: Mapping[str, Any]) -> float:
+    """YaRN's own factor of q and k, which llama.cpp takes whatever `yarn_attn_factor` says."""
+    factor = float(keys.get("rope.scaling.factor") or 1.0)
+    return 1.0 + 0.1 * math.log(max(factor, 1.0))

@@ -59,7 +59,9 @@ _DELTA_NET = {
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
-_READ_OF_DELTA_NETS = frozenset(("ssm.inner_size", "full_attention_interval", PREDICTION))
+_READ_OF_DELTA_NETS = frozenset(
+    ("attention.recurrent_layers", "full_attention_interval", "ssm.inner_size", PREDICTION)
+)
 _QWEN_EXPERTS = {
     **_EXPERTS,
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -103,7 +105,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gemma4": Architecture(
         family="gemma4_text",
-        fields=_LAYER_INPUTS,
+        fields={
+            **_LAYER_INPUTS,
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        # the MLP of dense layers, next to the experts
+        tensors={f"shared_{key}": f"ffn_{key}" for key in ("gate", "up", "down")},
         read=frozenset(
             f"{key}_swa"
             for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
