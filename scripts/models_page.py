@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.compress.writers.gguf import WRITTEN
+from ridgeline.compress.writers.gguf_keys import WRITTEN
 from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURES
 from ridgeline.modelspec.cost import cost_model

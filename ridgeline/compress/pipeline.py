@@ -290,7 +290,7 @@ def _choose_scale(
 def _weights_of(spec: ModelSpec, index: int) -> Iterator[tuple[Part, ProductKey]]:
     """The weights of a layer that are rounded, each with its product."""
     for product in layer_products(spec.layers[index], index):
-        if product.keys == ["router"]:
+        if product.keys[0].endswith("router"):
             continue
         for key, linear in zip(product.keys, product.specs, strict=True):
             part = Part(key, (linear.num_out, linear.num_in), index, product.expert)

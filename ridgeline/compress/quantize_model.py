@@ -200,7 +200,7 @@ def _write_ridgeline(job: WriteJob) -> int:
 def _formats_by_path(job: WriteJob) -> Iterator[tuple[str, Format]]:
     """Formats of weights that differ, in bits or in the number of separated inputs."""
     for path, linear in linears(job.spec).items():
-        if path == "lm_head" or path.endswith(".router"):
+        if path == "lm_head" or path.endswith("router"):
             continue
         _, layer, _, key = path.split(".")
         routed = job.spec.layers[int(layer)].mlp.router is not None and ".mlp." in path

@@ -161,7 +161,7 @@ def _products(spec: ModelSpec) -> Iterator[tuple[int, tuple[str, ...], int]]:
     for index, layer in enumerate(spec.layers):
         sizes: dict[tuple[str, ...], int] = {}
         for product in layer_products(layer, index):
-            if product.keys != ["router"]:
+            if not product.keys[0].endswith("router"):
                 count = sum(linear.num_out * linear.num_in for linear in product.specs)
                 keys = tuple(product.keys)
                 sizes[keys] = sizes.get(keys, 0) + count

@@ -14,116 +14,94 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.compress.formats.coded import BLOCKS
 from ridgeline.compress.quantize_model import FormatWriter, TableFormats, WriteJob
 from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.writers.gguf_check import (
+    refuse_lost,
+    refuse_unread_biases,
+    refuse_unread_layers,
+)
+from ridgeline.compress.writers.gguf_keys import WRITTEN, full_rope, model_keys
+from ridgeline.compress.writers.gguf_tensors import (
+    TensorEntry,
+    arranged_rows,
+    stored_values,
+    tensor_entries,
+)
 from ridgeline.compress.writers.gguf_tokenizer import tokenizer_metadata
-from ridgeline.engine.checkpoints.gguf.weights import name_of
-from ridgeline.engine.checkpoints.tensor_names import Part, parts
+from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
-from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURES, Architecture
 from ridgeline.modelspec.checkpoints.gguf_header import TYPES
-from ridgeline.modelspec.model import MlpSpec, ModelSpec, RopeSpec
-from ridgeline.modelspec.rope import inv_freq
+from ridgeline.modelspec.model import ModelSpec
 
 NAME = "model.gguf"
 _NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
 _PLAIN = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _ALIGN = 32
-ROPE_FREQS = "rope_freqs.weight"
 _ROWS = 4096  # of a table, written at once
 _K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
-WRITTEN = {
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
-    "smollm3": "smollm3",
-    "olmo2": "olmo2",
-    "olmo3": "olmo2",
-    "granite": "granite",
-    "seed_oss": "seed_oss",
-    "exaone4": "exaone4",
-    "ernie4_5": "ernie4_5",
-    "arcee": "arcee",
-    "gpt_oss": "gpt-oss",
+_WINDOWED = {
+    **dict.fromkeys(("olmo3", "gpt_oss", "gemma2", "gemma3_text", "cohere2", "phi3"), 1),
+    "exaone4": 64,
 }
-"""Families that are written, and llama.cpp's name of their architecture."""
-_WINDOWED = {"olmo3": 1, "gpt_oss": 1, "exaone4": 64}
 """Families whose windows llama.cpp computes layer by layer, and for how many layers it takes them
 at least."""
 
 _TYPES_32 = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0"}
 
 
-def _architecture(spec: ModelSpec) -> Architecture:
-    return ARCHITECTURES[WRITTEN[spec.family]]
-
-
-class _TensorEntry(NamedTuple):
-    """A tensor of the file: one part, or the parts of all experts in order."""
-
-    parts: tuple[Part, ...]
-    kind: str
-    row: Architecture
-
-    values: Tensor | None = None
-    """Of a tensor that is computed from the spec and holds no part."""
-
-    @property
-    def name(self) -> str:
-        return name_of(self.parts[0], self.row) if self.parts else ROPE_FREQS
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        if self.values is not None:
-            return tuple(self.values.shape)
-        first = self.parts[0]
-        return first.shape if first.expert is None else (len(self.parts), *first.shape)
-
-
 def _write_gguf(job: WriteJob) -> int:
     """Write `model.gguf` into the folder; returns its bytes."""
-    entries = _entries(job)
+    spec = job.spec
+    entries = tensor_entries(spec, lambda part: _kind(job, part))
     target = job.folder / NAME
     with target.open("wb") as file:
-        _write_header(file, _metadata(job), entries)
+        file.write(_header(_metadata(job.source, spec, _xielu(job)), entries))
         for entry in entries:
             if entry.values is not None:
                 written = file.write(entry.values.numpy().tobytes())
             else:
-                pieces = (piece for part in entry.parts for piece in _bytes(job, part, entry.kind))
+                pieces = (piece for part in entry.parts for piece in _bytes(job, entry, part))
                 written = sum(map(file.write, pieces))
             file.write(bytes(-written % _ALIGN))
     return target.stat().st_size
 
 
-def _entries(job: WriteJob) -> list[_TensorEntry]:
-    by_name: dict[str, list[Part]] = {}
-    row = _architecture(job.spec)
+def _check_source(source: Path, spec: ModelSpec) -> None:
+    """Raise CannotRun if GGUF cannot hold the tokenizer, or llama.cpp would compute otherwise."""
+    numbers = {f"xielu.{key}": [0.0] * len(spec.layers) for key in _XIELU}
+    lists = numbers if spec.layers[0].mlp.activation == "xielu" else {}
+    entries = tensor_entries(spec, lambda part: "F32")
+    header = _header(_metadata(source, spec, lists), entries)
+    values, at = {}, len(header)
+    for entry in entries:
+        if entry.values is not None:
+            values[at] = entry.values.numpy().tobytes()
+        at += _padded(entry)
+    refuse_lost(spec, header, at, values)
+
+
+_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+
+
+def _xielu(job: WriteJob) -> dict[str, list[float]]:
+    """Numbers of the activations, one per layer, which are metadata."""
+    found: dict[str, list[float]] = {}
     for part in parts(job.spec):
-        by_name.setdefault(name_of(part, row), []).append(part)
-    entries = [
-        _TensorEntry(tuple(inside), _kind(job, inside[0]), row) for inside in by_name.values()
-    ]
-    rope = _rope(job.spec)
-    if rope.kind == "llama3":  # llama.cpp divides each frequency by a factor
-        plain, scaled = inv_freq(replace(rope, kind="default")), inv_freq(rope)
-        factors = torch.tensor(plain, dtype=torch.float64) / torch.tensor(scaled)
-        entries.append(_TensorEntry((), "F32", row, factors.float()))
-    return entries
+        if part.key in XIELU_PARTS:
+            key = part.key.replace("xielu_", "xielu.")
+            found.setdefault(key, []).append(job.weights.get(part).item())
+    return found
 
 
 def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
@@ -134,7 +112,8 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
             limit=", ".join(WRITTEN),
         )
     routed = [layer.mlp for layer in spec.layers if layer.mlp.router is not None]
-    if routed and (len(routed) < len(spec.layers) or not all(mlp.norm_topk for mlp in routed)):
+    plain = len(routed) < len(spec.layers) or not all(mlp.norm_topk for mlp in routed)
+    if routed and plain and spec.family in ("mixtral", "qwen3_moe", "gpt_oss"):
         raise CannotRun(
             "llama.cpp routes every layer of such models, and renormalises the chosen experts",
             value=f"{len(routed)} of {len(spec.layers)} layers",
@@ -147,6 +126,8 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
         )
     if recipe.widths:
         raise CannotRun("GGUF is written with one width", value="--bits-budget")
+    refuse_unread_biases(spec)
+    refuse_unread_layers(spec)
     _refuse_rope(spec)
     if recipe.method == "llm-int8":
         raise CannotRun(
@@ -157,9 +138,7 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
     for format in tables:
         if format is not None and format.kind not in ("dense", "bf16"):
             raise CannotRun("LM head and embeddings stay as they are in GGUF", value=format.kind)
-    odd = [n for layer in spec.layers for n in (layer.mlp.down.num_in, spec.hidden_size) if n % 32]
-    if odd:
-        raise CannotRun("GGUF's blocks are of 32 inputs", value=odd[0])
+    _refuse_odd(spec)
     if recipe.numbers in _K_TYPES or (recipe.numbers == "int" and recipe.bits == 8):
         return
     fits = recipe.numbers == "int" and recipe.group_size == 32
@@ -174,31 +153,36 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
     )
 
 
+def _refuse_odd(spec: ModelSpec) -> None:
+    for part in parts(spec):
+        if not _is_plain(part) and part.shape[1] % 32:
+            raise CannotRun("GGUF's blocks are of 32 inputs", value=f"{part.shape[1]} ({part})")
+
+
+def _is_plain(part: Part) -> bool:
+    """Whether a part is stored as it is: norms, biases, routers, tables, and what latent attention
+    multiplies as plain numbers."""
+    small = len(part.shape) < 2 or part.key.endswith(("router", "norm"))
+    return small or part.layer is None or part.key == "kv_up"
+
+
 def _refuse_rope(spec: ModelSpec) -> None:
-    ropes = {layer.attention.rope for layer in spec.layers if layer.attention.rope.dim}
-    rope = _rope(spec)
-    by_default = replace(rope, kind="default", theta=1.0, factor=1.0, original_max_positions=None)
-    own = by_default != RopeSpec(dim=rope.dim, theta=1.0)
-    held = rope.kind in ("default", "linear", "llama3") or (rope.kind == "yarn" and not own)
-    if len(ropes) > 1 or not held:
+    rope = full_rope(spec)
+    own = (rope.beta_fast, rope.beta_slow) != (32.0, 1.0)
+    held = ("default", "linear", "llama3", "longrope", "yarn")
+    if rope.kind not in held or (rope.kind == "yarn" and own):
         raise CannotRun(
             "GGUF with such rotary embeddings is not written",
-            value=", ".join(sorted(rope.kind for rope in ropes)),
-            limit="default, linear, llama3, yarn with its default factors",
+            value=rope.kind,
+            limit="default, linear, llama3, longrope, yarn with its default limits",
             fix="use --format ridgeline",
         )
 
 
-def _rope(spec: ModelSpec) -> RopeSpec:
-    """The rotary embedding of the layers that have one."""
-    ropes = (layer.attention.rope for layer in spec.layers)
-    return next((rope for rope in ropes if rope.dim), spec.layers[0].attention.rope)
-
-
 def _kind(job: WriteJob, part: Part) -> str:
-    if len(part.shape) == 1 or part.key == "router":
+    if len(part.shape) < 2 or part.key.endswith(("router", "norm")):
         return "F32"
-    if part.layer is None:
+    if _is_plain(part):
         return _PLAIN[job.spec.stored_dtype]
     own = job.recipe.at(part.key, part.layer, part.shape[1])
     if own.numbers in _K_TYPES:
@@ -206,15 +190,15 @@ def _kind(job: WriteJob, part: Part) -> str:
     return "Q8_0" if own.bits == 8 else _TYPES_32[own.bits, own.zeros]
 
 
-def _bytes(job: WriteJob, part: Part, kind: str) -> Iterator[bytes]:
+def _bytes(job: WriteJob, entry: TensorEntry, part: Part) -> Iterator[bytes]:
     """A part as stored in the file; unquantised tensors, which may be large, in pieces."""
-    blocks = _blocks(job, part, kind)
+    blocks = _blocks(job, part, entry.kind)
     if blocks is not None:
-        rows = _llama_cpp_rows(blocks.view(part.shape[0], -1), job, part)
+        rows = arranged_rows(blocks.view(part.shape[0], -1), job.spec, part)
         yield rows.contiguous().numpy().tobytes()
         return
-    dtype = _DTYPES[kind]
-    for rows in torch.split(_llama_cpp_rows(job.weights.get(part), job, part), _ROWS):
+    dtype = _DTYPES[entry.kind]
+    for rows in torch.split(stored_values(job.weights.get(part), job.spec, entry, part), _ROWS):
         yield rows.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
 
 
@@ -225,16 +209,6 @@ def _blocks(job: WriteJob, part: Part, kind: str) -> Tensor | None:
         return coded.tensors[BLOCKS]
     grid = job.weights.grid(part)
     return None if grid is None else _ENCODERS[kind](grid)
-
-
-def _llama_cpp_rows(value: Tensor, job: WriteJob, part: Part) -> Tensor:
-    """q and k rows in the order of llama.cpp's rotary embedding: halves of a head interleaved."""
-    key = part.key.partition(".")[0]
-    if not _architecture(job.spec).paired_rows or key not in ("q", "k") or part.layer is None:
-        return value
-    size = job.spec.layers[part.layer].attention.head_dim
-    halves = value.view(-1, 2, size // 2, *value.shape[1:])
-    return halves.transpose(1, 2).reshape(value.shape)
 
 
 def _halves(scale: Tensor) -> Tensor:
@@ -281,20 +255,26 @@ _ENCODERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q8_0": _q8_0}
 # ---- the header --------------------------------------------------------------------------------
 
 
-def _write_header(file: BinaryIO, metadata: dict[str, Any], entries: list[_TensorEntry]) -> None:
-    file.write(b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(metadata)))
+def _header(metadata: dict[str, Any], entries: list[TensorEntry]) -> bytes:
+    """All that comes before the weights, padded to where they begin."""
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(metadata)))
     for key, value in metadata.items():
-        file.write(_string(key) + _value(value))
+        out += _string(key) + _value(value)
     at = 0
     for entry in entries:
         shape = entry.shape
-        file.write(_string(entry.name) + struct.pack("<I", len(shape)))
-        file.write(struct.pack(f"<{len(shape)}Q", *shape[::-1]))
-        file.write(struct.pack("<IQ", _NUMBERS[entry.kind], at))
-        _, block, nbytes = TYPES[_NUMBERS[entry.kind]]
-        size = math.prod(shape) // block * nbytes
-        at += -(-size // _ALIGN) * _ALIGN
-    file.write(bytes(-file.tell() % _ALIGN))
+        out += _string(entry.name) + struct.pack("<I", len(shape))
+        out += struct.pack(f"<{len(shape)}Q", *shape[::-1])
+        out += struct.pack("<IQ", _NUMBERS[entry.kind], at)
+        at += _padded(entry)
+    return bytes(out) + bytes(-len(out) % _ALIGN)
+
+
+def _padded(entry: TensorEntry) -> int:
+    """Bytes of a tensor with those up to the next one."""
+    _, block, nbytes = TYPES[_NUMBERS[entry.kind]]
+    size = math.prod(entry.shape) // block * nbytes
+    return -(-size // _ALIGN) * _ALIGN
 
 
 def _string(text: str) -> bytes:
@@ -321,79 +301,16 @@ def _value(value: Any) -> bytes:
     return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
 
 
-def _metadata(job: WriteJob) -> dict[str, Any]:
-    spec, name = job.spec, WRITTEN[job.spec.family]
-    attention, mlp, rope = spec.layers[0].attention, spec.layers[0].mlp, _rope(spec)
+def _metadata(
+    source: Path, spec: ModelSpec, lists: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
     return {
-        "general.architecture": name,
+        "general.architecture": WRITTEN[spec.family],
         "general.name": Path(spec.name).name,
         "general.quantization_version": 2,
-        f"{name}.block_count": len(spec.layers),
-        f"{name}.context_length": spec.max_positions,
-        f"{name}.embedding_length": spec.hidden_size,
-        f"{name}.feed_forward_length": mlp.up.num_out,
-        f"{name}.attention.head_count": attention.num_heads,
-        f"{name}.attention.head_count_kv": attention.num_kv_heads,
-        f"{name}.attention.key_length": attention.head_dim,
-        f"{name}.attention.value_length": attention.head_dim,
-        f"{name}.attention.layer_norm_rms_epsilon": float(spec.norm_eps),
-        f"{name}.rope.freq_base": float(rope.theta),
-        f"{name}.rope.dimension_count": rope.dim,
-        f"{name}.vocab_size": spec.vocab_size,
-        **_scaling(name, rope),
-        **_granite(spec),
-        **_windows(name, spec),
-        **_experts(name, mlp),
-        **tokenizer_metadata(job.source, job.spec),
+        **model_keys(spec, lists),
+        **tokenizer_metadata(source, spec),
     }
-
-
-def _scaling(name: str, rope: RopeSpec) -> dict[str, Any]:
-    if rope.kind not in ("linear", "yarn"):
-        return {}
-    start = f"{name}.rope.scaling."
-    found: dict[str, Any] = {f"{start}type": rope.kind, f"{start}factor": float(rope.factor)}
-    if rope.original_max_positions is not None:
-        found[f"{start}original_context_length"] = rope.original_max_positions
-    return found
-
-
-def _granite(spec: ModelSpec) -> dict[str, Any]:
-    """Granite's four multipliers."""
-    if spec.family != "granite":
-        return {}
-    layer = spec.layers[0]
-    return {
-        "granite.attention.scale": float(layer.attention.scale),
-        "granite.embedding_scale": float(spec.embed_scale),
-        "granite.residual_scale": float(layer.residual_scale),
-        "granite.logit_scale": 1.0 / spec.logit_scale,
-    }
-
-
-def _windows(name: str, spec: ModelSpec) -> dict[str, Any]:
-    windows = [layer.attention.window for layer in spec.layers]
-    largest = max((window for window in windows if window), default=None)
-    if largest is None:
-        return {}
-    return {
-        f"{name}.attention.sliding_window": largest,
-        f"{name}.attention.sliding_window_pattern": [window is not None for window in windows],
-    }
-
-
-def _experts(name: str, mlp: MlpSpec) -> dict[str, Any]:
-    if mlp.router is None:
-        return {}
-    return {
-        f"{name}.expert_count": mlp.num_experts,
-        f"{name}.expert_used_count": mlp.experts_per_token,
-        f"{name}.expert_feed_forward_length": mlp.up.num_out,
-    }
-
-
-def _check_source(source: Path, spec: ModelSpec) -> None:
-    tokenizer_metadata(source, spec)
 
 
 GGUF = FormatWriter(_refuse, _write_gguf, _check_source)

@@ -41,13 +41,13 @@ _FIX = "use --format ridgeline"
 
 
 def tokenizer_metadata(source: Path, spec: ModelSpec) -> dict[str, Any]:
-    """Every `tokenizer.*` key for a model directory; {} where it has no tokenizer.json.
+    """Every `tokenizer.*` key for a model directory; one without tokenizer.json takes token ids.
 
     Raises CannotRun for a tokenizer that GGUF cannot express.
     """
     file = source / "tokenizer.json"
     if not file.is_file():
-        return {}
+        return _no_tokenizer(spec)
     import tokenizers
 
     document = read_json(file)
@@ -65,6 +65,16 @@ def tokenizer_metadata(source: Path, spec: ModelSpec) -> dict[str, Any]:
     _check_ends(found, spec)
     _check_encoding(found, original)
     return found | _templates(source)
+
+
+def _no_tokenizer(spec: ModelSpec) -> dict[str, Any]:
+    """llama.cpp's word for none, and the tokens that begin and end a text."""
+    ids = {"bos": spec.bos_token_id}
+    ids |= dict(zip(("eos", "eot", "eom"), spec.eos_token_ids, strict=False))
+    return {
+        PREFIX + "model": "none",
+        **{f"{PREFIX}{role}_token_id": id for role, id in ids.items() if id is not None},
+    }
 
 
 def _byte_pairs(document: Mapping[str, Any], original: tokenizers.Tokenizer) -> dict[str, Any]:

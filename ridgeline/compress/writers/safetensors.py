@@ -284,7 +284,7 @@ def _refuse_ragged(spec: ModelSpec, group: int) -> None:
     inputs = {
         path: linear.num_in
         for path, linear in linears(spec).items()
-        if path != "lm_head" and not path.endswith(".router")
+        if path != "lm_head" and not path.endswith("router")
     }
     odd = next((path for path, num_in in inputs.items() if num_in % group), None)
     if odd is None:

@@ -199,8 +199,9 @@ class LayerStore:
         with safe_open(self._file(part.layer), framework="pt") as file:
             found = [name for name in set(file.keys()) if name.startswith(start + ".")]
             tensors = {name.removeprefix(start): file.get_tensor(name) for name in found}
-        shape = (part.shape[0], part.shape[-1])
-        return CodedWeight(self._recipe.numbers, shape, tensors) if tensors else None
+        if not tensors:
+            return None
+        return CodedWeight(self._recipe.numbers, (part.shape[0], part.shape[-1]), tensors)
 
     def get(self, part: Part) -> Tensor:
         """The dense part of the quantised model."""

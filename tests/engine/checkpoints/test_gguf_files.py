@@ -482,11 +482,11 @@ CASES = {
     "qwen2moe": (
         Qwen2MoeConfig(
             **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
-            shared_expert_intermediate_size=48, decoder_sparse_step=1,
+            shared_expert_intermediate_size=64, decoder_sparse_step=1,
         ),
         {
             "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
-            "expert_shared_feed_forward_length": 48,
+            "expert_shared_feed_forward_length": 64,
         },
     ),
     "glm4moe": (

@@ -1,0 +1,140 @@
+"""What llama.cpp cannot say of a model is refused before anything is computed.
+
+The header that would be written is read back, as llama.cpp understands it, from a file without
+weights: a model of which any part would be computed otherwise is refused, and the part is named.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ridgeline.compress.writers.gguf_keys import WRITTEN
+from ridgeline.errors import CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.format import dense
+from ridgeline.modelspec.model import ModelSpec, RopeSpec
+from ridgeline.modelspec.rewrite import map_linears
+from ridgeline.modelspec.rope import attention_factor, inv_freq
+
+_BIASED_OUTPUT = ("apertus", "ernie4_5", "gpt-oss", "granite", "llama")
+_BIASED_MLP = ("granite", "gpt-oss", "llama")
+_FIX = "use --format ridgeline"
+
+
+def refuse_unread_biases(spec: ModelSpec) -> None:
+    """Raise CannotRun for biases that llama.cpp has no place for in this architecture."""
+    name = WRITTEN[spec.family]
+    for layer in spec.layers:
+        for where, biased, known in (
+            ("the attention's output", layer.attention.o.bias, _BIASED_OUTPUT),
+            ("feed-forward layers", layer.mlp.up.bias or layer.mlp.down.bias, _BIASED_MLP),
+        ):
+            if biased and name not in known:
+                raise CannotRun(
+                    f"llama.cpp reads no bias of {where} of this family", value=name, fix=_FIX
+                )
+
+
+def refuse_unread_layers(spec: ModelSpec) -> None:
+    """Raise CannotRun for what llama.cpp takes only in models of other depths."""
+    depth, attention = len(spec.layers), spec.layers[0].attention
+    if attention.qk_norm_heads and depth < _NORMED_COHERE:
+        raise CannotRun(
+            "llama.cpp reads norms of q and k of this family only in larger models",
+            value=f"{depth} layers",
+            limit=f"{_NORMED_COHERE} layers",
+            fix=_FIX,
+        )
+    if attention.latent is not None and attention.latent.q_down is None and depth not in _PLAIN_Q:
+        raise CannotRun(
+            "llama.cpp takes queries that are not compressed only in the small models",
+            value=f"{depth} layers",
+            limit=", ".join(f"{n} layers" for n in _PLAIN_Q),
+            fix=_FIX,
+        )
+
+
+_NORMED_COHERE = 64
+_PLAIN_Q = (26, 27)
+
+
+def refuse_lost(spec: ModelSpec, header: bytes, size: int, values: Mapping[int, bytes]) -> None:
+    """Raise CannotRun if the file would be read as another model.
+
+    `header`: all that comes before the weights, which end at `size`; `values`: small tensors that
+    belong to the metadata, by their place.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        name = Path(folder) / "model.gguf"
+        with name.open("wb") as file:  # without weights, a sparse file
+            file.write(header)
+            for place, content in values.items():
+                file.seek(place)
+                file.write(content)
+            file.truncate(size)
+        found = load_spec(str(name))
+    lost = _difference(_told(spec), _told(found))
+    if lost is not None:
+        where, ours, theirs = lost
+        raise CannotRun(
+            f"GGUF cannot say this of a model of the architecture {WRITTEN[spec.family]}: {where}",
+            value=ours,
+            limit=theirs,
+            fix=_FIX,
+        )
+
+
+def _told(spec: ModelSpec) -> dict[str, Any]:
+    """What decides a model's answers, as plain values."""
+    plain = map_linears(spec, lambda path, linear: replace(linear, format=dense("float32")))
+    found: dict[str, Any] = msgspec.to_builtins(plain)
+    for name in _NOT_COMPARED:
+        found.pop(name, None)
+    for own, layer in zip(found["layers"], spec.layers, strict=True):
+        own["attention"]["rope"] = _rotation(layer.attention.rope, spec.max_positions)
+    return found
+
+
+_NOT_COMPARED = (
+    "name", "family", "dtype", "stored_dtype", "kv_dtype", "embed_format", "rewrites",
+    "norm_plus_one", "bos_token_id", "eos_token_ids",
+)  # fmt: skip
+"""Names and formats; gains are stored with their one, and the tokenizer is compared apart."""
+
+
+def _rotation(rope: RopeSpec, longest: int) -> dict[str, Any]:
+    """The rotation itself, which may be described in several ways."""
+    if not rope.dim:
+        return {"dim": 0, "query_floor": rope.query_floor, "query_scale": rope.query_scale}
+    return {
+        "dim": rope.dim,
+        "interleaved": rope.interleaved,
+        "turned": rope.turned,
+        "attention factor": attention_factor(rope),
+        "frequencies": inv_freq(rope),
+        "frequencies of long texts": inv_freq(rope, longest),
+    }
+
+
+def _difference(ours: Any, theirs: Any, where: str = "") -> tuple[str, Any, Any] | None:
+    """The first place where two plain values differ, and the two; None if nowhere."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        keys = dict.fromkeys([*ours, *theirs])
+        pairs = [(f"{where}.{key}".lstrip("."), ours.get(key), theirs.get(key)) for key in keys]
+    elif isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        if len(ours) != len(theirs):
+            return where, len(ours), len(theirs)
+        pairs = [(f"{where}.{i}", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+    elif isinstance(ours, float) and isinstance(theirs, int | float):
+        return None if math.isclose(ours, theirs, rel_tol=1e-5) else (where, ours, theirs)
+    else:
+        return None if ours == theirs else (where, ours, theirs)
+    found = (_difference(a, b, name) for name, a, b in pairs)
+    return next((one for one in found if one is not None), None)

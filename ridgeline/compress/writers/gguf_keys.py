@@ -1,0 +1,199 @@
+"""The metadata of a model in a GGUF file, under the keys that llama.cpp's converter writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ridgeline.modelspec.model import LayerSpec, ModelSpec, RopeSpec
+from ridgeline.modelspec.rope import attention_factor
+
+WRITTEN = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "apertus": "apertus",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "granite": "granite",
+    "seed_oss": "seed_oss",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5",
+    "glm4": "glm4",
+    "arcee": "arcee",
+    "llama4_text": "llama4",
+    "qwen2_moe": "qwen2moe",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "kimi_k2": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+}
+"""Families that are written, and llama.cpp's name of their architecture."""
+
+_GATING = {"softmax": 1, "sigmoid": 2}
+
+
+def full_rope(spec: ModelSpec) -> RopeSpec:
+    """The rotary embedding of layers that see everything, or of those that have one."""
+    turning = [layer for layer in spec.layers if layer.attention.rope.dim]
+    full = [layer for layer in turning if layer.attention.window is None] or turning
+    return (full or list(spec.layers))[0].attention.rope
+
+
+def model_keys(spec: ModelSpec, lists: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The keys of the architecture; and `lists`, whose keys llama.cpp wants without its name."""
+    name = WRITTEN[spec.family]
+    found = {
+        "block_count": len(spec.layers),
+        "context_length": spec.max_positions,
+        "embedding_length": spec.hidden_size,
+        "feed_forward_length": _feed_forward(spec),
+        "vocab_size": spec.vocab_size,
+        _EPSILONS[spec.norm_centred]: float(spec.norm_eps),
+        **_heads(spec),
+        **_rope(spec),
+        **_windows(spec),
+        **_experts(spec),
+        **_scales(spec),
+    }
+    return {**{f"{name}.{key}": value for key, value in found.items()}, **lists}
+
+
+_EPSILONS = {False: "attention.layer_norm_rms_epsilon", True: "attention.layer_norm_epsilon"}
+
+
+def _feed_forward(spec: ModelSpec) -> int:
+    """The size of a dense layer; where every layer has experts, that of an expert."""
+    dense = (layer.mlp for layer in spec.layers if layer.mlp.router is None)
+    return next(dense, spec.layers[0].mlp).up.num_out
+
+
+def _heads(spec: ModelSpec) -> dict[str, Any]:
+    attention = spec.layers[0].attention
+    latent = attention.latent
+    if latent is None:
+        return {
+            "attention.head_count": attention.num_heads,
+            "attention.head_count_kv": attention.num_kv_heads,
+            "attention.key_length": attention.head_dim,
+            "attention.value_length": attention.head_dim,
+        }
+    heads, rank = attention.num_heads, latent.rank
+    found = {
+        "attention.head_count": heads,
+        "attention.head_count_kv": 1,  # the compressed row serves every head
+        "attention.key_length": rank + attention.rope.dim,
+        "attention.value_length": rank,
+        "attention.key_length_mla": attention.head_dim,
+        "attention.value_length_mla": attention.v.num_out // heads,
+        "attention.kv_lora_rank": rank,
+    }
+    if latent.q_down is not None:
+        found["attention.q_lora_rank"] = latent.q_down.num_out
+    return found
+
+
+def _rope(spec: ModelSpec) -> dict[str, Any]:
+    rope = full_rope(spec)
+    found: dict[str, Any] = {
+        "rope.freq_base": float(rope.theta),
+        "rope.dimension_count": rope.dim,
+    }
+    bases = {layer.attention.rope.theta for layer in spec.layers if layer.attention.window}
+    if spec.family == "gemma3_text" and bases:
+        found["rope.freq_base_swa"] = float(min(bases))
+    if rope.kind == "longrope":
+        found["rope.scaling.attn_factor"] = float(attention_factor(rope))
+        found["rope.scaling.original_context_length"] = rope.original_max_positions
+    if spec.norm_centred:
+        found["rope.scaling.type"] = "none"
+    if rope.kind not in ("linear", "yarn"):
+        return found
+    found |= {"rope.scaling.type": rope.kind, "rope.scaling.factor": float(rope.factor)}
+    if rope.original_max_positions is not None:
+        found["rope.scaling.original_context_length"] = rope.original_max_positions
+    if rope.mscale_all_dim:
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * rope.mscale_all_dim
+    return found
+
+
+def _windows(spec: ModelSpec) -> dict[str, Any]:
+    windows = [layer.attention.window for layer in spec.layers]
+    largest = max((window for window in windows if window), default=None)
+    if spec.family == "phi3":  # 0 tells Phi-4 from the others
+        return {"attention.sliding_window": largest or 0}
+    if spec.family == "llama4_text" and not any(layer.attention.chunk for layer in spec.layers):
+        return {"attention.sliding_window": 0}
+    if largest is None:
+        return {}
+    return {
+        "attention.sliding_window": largest,
+        "attention.sliding_window_pattern": [window is not None for window in windows],
+    }
+
+
+def _experts(spec: ModelSpec) -> dict[str, Any]:
+    places = [i for i, layer in enumerate(spec.layers) if layer.mlp.router is not None]
+    if not places:
+        return {}
+    layer, name = spec.layers[places[0]], WRITTEN[spec.family]
+    mlp, routing = layer.mlp, layer.mlp.routing
+    found: dict[str, Any] = {
+        "expert_count": mlp.num_experts,
+        "expert_used_count": mlp.experts_per_token,
+        "expert_feed_forward_length": mlp.up.num_out,
+    }
+    if name == "qwen2moe" and mlp.shared is not None:
+        found["expert_shared_feed_forward_length"] = mlp.shared.up.num_out
+    if name == "llama4":
+        found["interleave_moe_layer_step"] = places[0] + 1
+    if name in ("minimax-m2", "glm4moe", "deepseek2"):
+        found["expert_gating_func"] = _GATING[routing.scoring]
+    if name in ("glm4moe", "deepseek2"):
+        found |= _deepseek_experts(layer)
+        found["leading_dense_block_count"] = places[0]
+    return found
+
+
+def _deepseek_experts(layer: LayerSpec) -> dict[str, Any]:
+    mlp, routing = layer.mlp, layer.mlp.routing
+    shared = 0 if mlp.shared is None else mlp.shared.up.num_out
+    return {
+        "expert_shared_count": shared // mlp.up.num_out,
+        "expert_weights_scale": float(routing.scale),
+        "expert_weights_norm": mlp.norm_topk,
+        "expert_group_count": routing.num_groups,
+        "expert_group_used_count": routing.groups_per_token,
+    }
+
+
+def _scales(spec: ModelSpec) -> dict[str, Any]:
+    """Factors of embeddings, scores, residuals and logits, and what bounds the last."""
+    layer, found = spec.layers[0], dict[str, Any]()
+    if spec.family == "granite":
+        found = {
+            "attention.scale": float(layer.attention.scale),
+            "embedding_scale": float(spec.embed_scale),
+            "residual_scale": float(layer.residual_scale),
+            "logit_scale": 1.0 / spec.logit_scale,
+        }
+    if spec.norm_centred:
+        found["logit_scale"] = float(spec.logit_scale)
+    if layer.attention.softcap is not None:
+        found["attn_logit_softcapping"] = float(layer.attention.softcap)
+    if spec.final_softcap is not None:
+        found["final_logit_softcapping"] = float(spec.final_softcap)
+    return found
