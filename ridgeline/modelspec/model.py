@@ -99,7 +99,8 @@ class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     A sequence keeps a matrix [key_dim, value_dim] per value head and the last `conv_size` - 1
     inputs of a convolution over q, k and v, whatever its length. `z` gates the output, `b` gives
-    the write strength and `a` the decay of each value head.
+    the write strength and `a` the decay of each value head. Value heads of a key head stand next to
+    each other; where they are `tiled`, the first one of every key head comes first (GGUF files).
     """
 
     num_key_heads: int
@@ -110,6 +111,7 @@ class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True):
     z: LinearSpec
     b: LinearSpec
     a: LinearSpec
+    tiled: bool = False
 
     @property
     def conv_width(self) -> int:

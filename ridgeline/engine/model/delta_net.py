@@ -138,5 +138,8 @@ class GatedDeltaNet:
         q, k = (x.unflatten(-1, (delta.num_key_heads, delta.key_dim)) for x in (q, k))
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
         times = delta.num_value_heads // delta.num_key_heads
-        q, k = q.repeat_interleave(times, dim=-2), k.repeat_interleave(times, dim=-2)
+        if delta.tiled:
+            q, k = q.repeat(1, times, 1), k.repeat(1, times, 1)
+        else:
+            q, k = q.repeat_interleave(times, dim=-2), k.repeat_interleave(times, dim=-2)
         return q * delta.key_dim**-0.5, k, v.unflatten(-1, (-1, delta.value_dim))

@@ -20,6 +20,7 @@ _MODULES = {
     "attention.k": "attn_k",
     "attention.v": "attn_v",
     "attention.o": "attn_output",
+    "attention.z": "attn_gate",
     "attention.q_down": "attn_q_a",
     "attention.kv_down": "attn_kv_a_mqa",
     "mlp.gate": "ffn_gate",
@@ -50,6 +51,8 @@ def gguf_spec(name: str) -> ModelSpec:
     spec = spec_from_config(gguf_config(file), name=name)
     if architecture_of(file).gain_includes_one:
         spec = replace(spec, norm_plus_one=False)
+    if architecture_of(file).family in _TILED:
+        spec = _with_tiled_heads(spec)
     kinds: set[str] = set()
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
@@ -71,6 +74,22 @@ def gguf_spec(name: str) -> ModelSpec:
     return replace(spec, embed_format=embed_format, rewrites=(*spec.rewrites, line))
 
 
+_TILED = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Delta nets whose value heads llama.cpp's converter reorders, so that keys can be repeated."""
+
+
+def _with_tiled_heads(spec: ModelSpec) -> ModelSpec:
+    layers = []
+    same: dict[LayerSpec, LayerSpec] = {}
+    for layer in spec.layers:
+        new, delta = layer, layer.attention.delta
+        if delta is not None:
+            attention = replace(layer.attention, delta=replace(delta, tiled=True))
+            new = replace(layer, attention=attention)
+        layers.append(same.setdefault(new, new))
+    return replace(spec, layers=tuple(layers))
+
+
 def _with_input_table(spec: ModelSpec, file: Gguf) -> ModelSpec:
     """The spec with the format of the table of layer inputs, if the file has a packed one."""
     table = file.tensors.get("per_layer_token_embd.weight")
@@ -89,12 +108,10 @@ def _with_input_table(spec: ModelSpec, file: Gguf) -> ModelSpec:
 
 def _is_absent(spec: ModelSpec, path: str) -> bool:
     """Whether no tensor is computed as it is stored: a layer shares another one's keys and values,
-    has keys for values, or its projections are decoded (latent attention, delta nets)."""
+    has keys for values, or its projections are decoded (latent attention, gates of delta nets)."""
     if ".kv_up." in path or ".delta_" in path:  # multiplied as plain numbers
         return True
     _, _, inner = path.partition(".attention.")
-    if inner and spec.layers[int(path.split(".")[1])].attention.delta is not None:
-        return True
     if inner not in ("k", "v"):
         return False
     attention = spec.layers[int(path.split(".")[1])].attention
@@ -135,13 +152,14 @@ def computed_format(kind: str) -> Format:
 
 
 def _computed_together(spec: ModelSpec) -> ModelSpec:
-    """Give q, k and v one common block format, and gate and up another: each group is computed as
-    one product, although files like Q4_K_M store its members in different types."""
+    """Give q, k, v (and z) one common block format, and gate and up another: each group is computed
+    as one product, although files like Q4_K_M store its members in different types."""
     by_path = linears(spec)
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
         start, _, key = path.rpartition(".")
-        keys = next((keys for keys in (("q", "k", "v"), ("gate", "up")) if key in keys), (key,))
+        groups = ("q", "k", "v", "z"), ("gate", "up")
+        keys = next((keys for keys in groups if key in keys), (key,))
         paths = [f"{start}.{key}" if start else key for key in keys]
         formats = {by_path[path].format for path in paths if path in by_path}
         if len(formats) == 1 or any(format.kind == "dense" for format in formats):
@@ -157,6 +175,8 @@ def _name_of(path: str, file: Gguf, kind: str = "weight") -> str:
     _, layer, inner = path.split(".", 2)
     routed = inner in _OF_EXPERTS and ROUTER.format(layer) in file.tensors
     own = architecture_of(file).tensors.get(inner.rpartition(".")[2])
+    if inner == "attention.o" and f"blk.{layer}.ssm_out.weight" in file.tensors:
+        own = "ssm_out"
     name = f"{own or _MODULES[inner]}{EXPERTS if routed else ''}.{kind}"
     return tensor_name(name, int(layer), file)
 

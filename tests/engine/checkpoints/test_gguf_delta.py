@@ -16,8 +16,11 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
+from ridgeline.engine.checkpoints.tensor_names import parts
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.rewrite import linears
 from tests.engine.checkpoints.test_gguf_files import (
     EXPERT_NAMES,
@@ -147,19 +150,29 @@ def test_layers_that_predict_further_tokens_are_left_unread(tmp_path: Path) -> N
     assert difference(write(tmp_path / "m.gguf", "qwen35", tensors, keys), model) < 2e-3
 
 
-def test_packed_delta_nets_are_decoded(tmp_path: Path) -> None:
-    """Exactly: attention and feed-forward layers, which stay packed, are floats here."""
-    tensors = tensors_of(random_model(CASES["qwen35"][0]), "qwen35")
+@pytest.mark.parametrize("case", ["qwen35", "qwen3next"])
+def test_packed_delta_nets_stay_packed(case: str, tmp_path: Path) -> None:
+    """The file's blocks, tensors of two types in one product; the small gates are decoded."""
+    tensors = tensors_of(random_model(CASES[case][0]), case)
     packed, decoded = dict(tensors), dict(tensors)
-    kind = gguf.GGMLQuantizationType.Q8_0
+    types = gguf.GGMLQuantizationType
     for name, data in tensors.items():
-        if any(part in name for part in ("attn_qkv", "attn_gate", "ssm_out", "ssm_beta")):
-            packed[name] = gguf.quants.quantize(np.ascontiguousarray(data), kind)
-            decoded[name] = gguf.quants.dequantize(packed[name], kind)
-    one = write(tmp_path / "m.gguf", "qwen35", packed, KEYS)
-    other = write(tmp_path / "plain.gguf", "qwen35", decoded, KEYS)
-    assert linears(load_spec(one))["layers.0.attention.o"].format.kind == "dense"
-    assert torch.equal(logits(one), logits(other))
+        if any(part in name for part in ("attn_qkv", "attn_gate", "ssm_out", "ssm_b")):
+            packed[name] = gguf.quants.quantize(np.ascontiguousarray(data), types.Q8_0)
+            decoded[name] = gguf.quants.dequantize(packed[name], types.Q8_0)
+    keys = KEYS | CASES[case][1]
+    one = write(tmp_path / "m.gguf", case, packed, keys)
+    other = write(tmp_path / "plain.gguf", case, decoded, keys)
+    spec, plain = load_spec(one), load_spec(other)
+    found = {key: linear.format.kind for key, linear in linears(spec).items() if "s.0." in key}
+    assert {found[f"layers.0.attention.{key}"] for key in "qkvzo"} == {"blocks"}
+    assert found["layers.0.delta_b"] == found["layers.0.delta_a"] == "dense"
+    assert resident_weight_bytes(spec) < resident_weight_bytes(plain)
+    ours, theirs = GgufWeights(one, spec), GgufWeights(other, plain)
+    for part in parts(plain):
+        assert torch.equal(ours.get(part), theirs.get(part)), part
+    truth = logits(other)
+    assert float((logits(one, "float32") - truth).norm() / truth.norm()) < 1e-4
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.rewrite import with_dtype
+from ridgeline.modelspec.rewrite import with_activations, with_dtype
 
 pytestmark = pytest.mark.slow
 
@@ -261,8 +261,9 @@ def write(
     return str(path)
 
 
-def logits(name: str) -> torch.Tensor:
+def logits(name: str, activations: str | None = None) -> torch.Tensor:
     spec = with_dtype(load_spec(name), "float32")
+    spec = spec if activations is None else with_activations(spec, activations)
     decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
     return TorchRunner(decoder, None, None).logits(IDS)
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.checkpoints.gguf.decode_blocks import decode_blocks, nibbles
-from ridgeline.engine.checkpoints.gguf.delta_heads import heads_of_groups
 from ridgeline.engine.checkpoints.gguf.pack_blocks import READERS, packed_blocks
 from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part, parts
 from ridgeline.engine.kernels.native_linear import Packed
@@ -288,7 +287,7 @@ class GgufWeights:
         return self._stored(part)
 
     def _delta(self, part: Part) -> Tensor:
-        """A part of a delta net, with our order of its heads."""
+        """A part of a delta net."""
         assert part.layer is not None
         delta = self._spec.layers[part.layer].attention.delta
         assert delta is not None
@@ -299,11 +298,7 @@ class GgufWeights:
             groups = torch.cat(places).view(delta.num_key_heads, 2, -1, part.shape[1])
             return groups[:, int(part.key == "delta_a")].reshape(part.shape).clone()
         value = self._stored(part)
-        if part.key == "delta_a_log":  # stored as the decay itself
-            value = torch.log(-value)
-        if self._row.family == "qwen3_next":
-            return value
-        return heads_of_groups(value, part.key, delta)
+        return torch.log(-value) if part.key == "delta_a_log" else value  # stored as the decay
 
     def _stored(self, part: Part) -> Tensor:
         """A part as the file has it, but for the order of q and k."""
