@@ -18,8 +18,11 @@ from tests.conformance.tiny_models import FAMILIES as TESTED
 
 TESTED_FORMATS = matrix()
 
-NO_GGUF = {"helium": "no: llama.cpp has no such architecture"}
-"""Why a family has no GGUF files."""
+NO_GGUF = {
+    "helium": "no: llama.cpp has no such architecture",
+    "gemma3n_text": "read; not written: `quantize` does not know several hidden states (AltUp)",
+}
+"""Why a family has no GGUF files, or none that are written here."""
 
 TESTED_AS = {"kimi_k2": "deepseek_v3"}
 """Families that no test configures, and the family whose layers they are."""
@@ -41,7 +44,11 @@ without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches
 per token and layer, absorbs the projections in decode steps and expands them in long runs of a
 prompt; layers that predict further tokens (MTP) are left unread.
 
-*GGUF*: families that are only read, `quantize --format gguf` refuses by name before it computes.
+*GGUF*: a family that is only read, `quantize --format gguf` refuses by name before it computes. So
+it does with a model that llama.cpp would compute otherwise, naming the field: windows of Mistral,
+norms of q and k in a small Command R, queries that are not compressed in a DeepSeek of other depths
+than the published ones, chunks of Llama 4 other than 8192, the limits of Kimi K2's rotary
+embedding, biases that llama.cpp has no place for.
 
 *Plan*: `plan`, `predict`, `simulate` and `inspect` know the family. *Quantised*: formats of other
 projects in which a random checkpoint of the family, every linear quantised, gave the logits of its
@@ -103,7 +110,7 @@ def models_page() -> str:
         if not tests:
             against = f"as `{TESTED_AS[family]}`, which it is run as"
         known = "read, written" if family in WRITTEN else "read"
-        read = known if family in gguf else NO_GGUF.get(family, "no")
+        read = NO_GGUF.get(family, known if family in gguf else "no")
         cells = (f"`{family}`", _layers(family), _plans(family), read, _quantised(family))
         lines.append(f"| {' | '.join((*cells, against, _shapes(family)))} |")
     text = WRAPPED.splitlines()

@@ -86,12 +86,14 @@ class FormatWriter(NamedTuple):
     """A checkpoint format.
 
     `refuse` raises early for recipes that the format cannot hold, `check_source` for other files of
-    the model that it needs; `write` returns the bytes written.
+    the model that it needs; `write` returns the bytes written. `any_layers`: it holds delta nets
+    and layers with inputs, too.
     """
 
     refuse: Callable[[ModelSpec, QuantizeRecipe, TableFormats], None]
     write: Callable[[WriteJob], int]
     check_source: Callable[[Path, ModelSpec], None] = _accept_any
+    any_layers: bool = False
 
 
 def quantize_model(
@@ -118,13 +120,8 @@ def quantize_model(
     stored = load_spec(model)
     _refuse_compressed(stored)
     dense = with_dtype(stored, "float32")
-    refuse_special_layers(dense, "quantize", "quantise while loading: --quantization int8 or int4")
-    if has_states(dense):
-        raise CannotRun(
-            "the walk through layers does not know gated delta nets",
-            value=dense.family,
-            fix="quantise while loading: --quantization int8 or int4",
-        )
+    if recipe.calibrated or recipe.rotate or mixed is not None or not write.any_layers:
+        _refuse_unwalked(dense)
     text = read_text(calibration) if recipe.calibrated or mixed is not None else ""
     with open_source(model, dense, recipe) as (spec, source):
         tables = _tables(spec, bits or TableBits(), recipe)
@@ -147,6 +144,16 @@ def quantize_model(
             written = write.write(job)
     publish_result(folder, output)
     return written
+
+
+def _refuse_unwalked(spec: ModelSpec) -> None:
+    """Raise CannotRun for layers that the walk through layers, and most formats, do not know."""
+    fix = "quantise while loading (--quantization int8 or int4), or --method rtn --format gguf"
+    refuse_special_layers(spec, "quantize", fix)
+    if has_states(spec):
+        raise CannotRun(
+            "the walk through layers does not know gated delta nets", value=spec.family, fix=fix
+        )
 
 
 def _refuse_compressed(stored: ModelSpec) -> None:

@@ -77,8 +77,10 @@ class QuantizeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.group_size or num_in
 
     def at(self, key: str, layer: int | None, num_in: int) -> QuantizeRecipe:
-        """The recipe of one weight: its own bits, and a fallback where K-quants do not fit."""
-        if self.numbers in ("q4_k", "q6_k") and num_in % 256:
+        """The recipe of one weight: its own bits, and a fallback where K-quants do not fit: blocks
+        of 256 inputs that do not divide a row, or of which a head of a delta net is a part.
+        """
+        if self.numbers in ("q4_k", "q6_k") and (num_in % 256 or key == "delta_o"):
             if self.numbers == "q4_k":
                 return replace(self, numbers="int", bits=5, group_size=32, zeros=False)
             return replace(self, numbers="int", bits=8, group_size=None, zeros=False)

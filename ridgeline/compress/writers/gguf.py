@@ -32,6 +32,7 @@ from ridgeline.compress.writers.gguf_check import (
 from ridgeline.compress.writers.gguf_keys import WRITTEN, full_rope, model_keys
 from ridgeline.compress.writers.gguf_tensors import (
     TensorEntry,
+    alternated,
     arranged_rows,
     stored_values,
     tensor_entries,
@@ -51,7 +52,9 @@ _ALIGN = 32
 _ROWS = 4096  # of a table, written at once
 _K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 _WINDOWED = {
-    **dict.fromkeys(("olmo3", "gpt_oss", "gemma2", "gemma3_text", "cohere2", "phi3"), 1),
+    **dict.fromkeys(
+        ("olmo3", "gpt_oss", "gemma2", "gemma3_text", "gemma4_text", "cohere2", "phi3"), 1
+    ),
     "exaone4": 64,
 }
 """Families whose windows llama.cpp computes layer by layer, and for how many layers it takes them
@@ -71,8 +74,7 @@ def _write_gguf(job: WriteJob) -> int:
             if entry.values is not None:
                 written = file.write(entry.values.numpy().tobytes())
             else:
-                pieces = (piece for part in entry.parts for piece in _bytes(job, entry, part))
-                written = sum(map(file.write, pieces))
+                written = sum(map(file.write, _pieces(job, entry)))
             file.write(bytes(-written % _ALIGN))
     return target.stat().st_size
 
@@ -157,30 +159,40 @@ def _refuse_odd(spec: ModelSpec) -> None:
     for part in parts(spec):
         if not _is_plain(part) and part.shape[1] % 32:
             raise CannotRun("GGUF's blocks are of 32 inputs", value=f"{part.shape[1]} ({part})")
+        delta = None if part.layer is None else spec.layers[part.layer].attention.delta
+        if part.key == "delta_o" and delta is not None and delta.value_dim % 32:
+            raise CannotRun("GGUF's blocks are of 32 inputs", value=f"heads of {delta.value_dim}")
 
 
 def _is_plain(part: Part) -> bool:
-    """Whether a part is stored as it is: norms, biases, routers, tables, and what latent attention
-    multiplies as plain numbers."""
-    small = len(part.shape) < 2 or part.key.endswith(("router", "norm"))
-    return small or part.layer is None or part.key == "kv_up"
+    """Whether a part is stored as it is: norms, biases, routers, tables, gates of layer inputs, and
+    what latent attention multiplies as plain numbers."""
+    if part.layer is None or part.key in ("kv_up", "input_gate", "input_up"):
+        return True
+    return _is_float(part)
+
+
+def _is_float(part: Part) -> bool:
+    """Whether llama.cpp has a part in float32."""
+    small = len(part.shape) < 2 or part.key in ("delta_a", "delta_b", "delta_conv")
+    return small or part.key.endswith(("router", "norm"))
 
 
 def _refuse_rope(spec: ModelSpec) -> None:
     rope = full_rope(spec)
     own = (rope.beta_fast, rope.beta_slow) != (32.0, 1.0)
-    held = ("default", "linear", "llama3", "longrope", "yarn")
+    held = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
     if rope.kind not in held or (rope.kind == "yarn" and own):
         raise CannotRun(
             "GGUF with such rotary embeddings is not written",
             value=rope.kind,
-            limit="default, linear, llama3, longrope, yarn with its default limits",
+            limit="default, linear, llama3, longrope, proportional, yarn with its default limits",
             fix="use --format ridgeline",
         )
 
 
 def _kind(job: WriteJob, part: Part) -> str:
-    if len(part.shape) < 2 or part.key.endswith(("router", "norm")):
+    if _is_float(part):
         return "F32"
     if _is_plain(part):
         return _PLAIN[job.spec.stored_dtype]
@@ -188,6 +200,15 @@ def _kind(job: WriteJob, part: Part) -> str:
     if own.numbers in _K_TYPES:
         return _K_TYPES[own.numbers]
     return "Q8_0" if own.bits == 8 else _TYPES_32[own.bits, own.zeros]
+
+
+def _pieces(job: WriteJob, entry: TensorEntry) -> Iterator[bytes]:
+    if [part.key for part in entry.parts] == ["delta_b", "delta_a"]:
+        values = [job.weights.get(part) for part in entry.parts]
+        yield alternated(values, job.spec, entry).float().contiguous().numpy().tobytes()
+        return
+    for part in entry.parts:
+        yield from _bytes(job, entry, part)
 
 
 def _bytes(job: WriteJob, entry: TensorEntry, part: Part) -> Iterator[bytes]:
@@ -313,4 +334,4 @@ def _metadata(
     }
 
 
-GGUF = FormatWriter(_refuse, _write_gguf, _check_source)
+GGUF = FormatWriter(_refuse, _write_gguf, _check_source, any_layers=True)

@@ -18,9 +18,7 @@ from msgspec.structs import replace
 from ridgeline.compress.writers.gguf_keys import WRITTEN
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.format import dense
 from ridgeline.modelspec.model import ModelSpec, RopeSpec
-from ridgeline.modelspec.rewrite import map_linears
 from ridgeline.modelspec.rope import attention_factor, inv_freq
 
 _BIASED_OUTPUT = ("apertus", "ernie4_5", "gpt-oss", "granite", "llama")
@@ -60,6 +58,14 @@ def refuse_unread_layers(spec: ModelSpec) -> None:
             fix=_FIX,
         )
 
+    delta = next((one.attention.delta for one in spec.layers if one.attention.delta), None)
+    if delta is not None and delta.key_dim != delta.value_dim:
+        raise CannotRun(
+            "llama.cpp takes keys and values of delta nets to be of one size",
+            value=f"{delta.key_dim} and {delta.value_dim}",
+            fix=_FIX,
+        )
+
 
 _NORMED_COHERE = 64
 _PLAIN_Q = (26, 27)
@@ -93,14 +99,27 @@ def refuse_lost(spec: ModelSpec, header: bytes, size: int, values: Mapping[int, 
 
 def _told(spec: ModelSpec) -> dict[str, Any]:
     """What decides a model's answers, as plain values."""
-    plain = map_linears(spec, lambda path, linear: replace(linear, format=dense("float32")))
-    found: dict[str, Any] = msgspec.to_builtins(plain)
+    found: dict[str, Any] = _without_formats(msgspec.to_builtins(spec))
     for name in _NOT_COMPARED:
         found.pop(name, None)
     for own, layer in zip(found["layers"], spec.layers, strict=True):
-        own["attention"]["rope"] = _rotation(layer.attention.rope, spec.max_positions)
+        rope = layer.attention.rope
+        if spec.family == "gpt_oss":  # llama.cpp rounds its limits, in the published files too
+            rope = replace(rope, truncate=True)
+        own["attention"]["rope"] = _rotation(rope, spec.max_positions)
     return found
 
+
+def _without_formats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_formats(v) for key, v in value.items() if key not in _OF_STORAGE}
+    if isinstance(value, list | tuple):
+        return [_without_formats(one) for one in value]
+    return value
+
+
+_OF_STORAGE = ("format", "table_format", "tiled")
+"""How weights are stored; heads of delta nets are reordered on writing."""
 
 _NOT_COMPARED = (
     "name", "family", "dtype", "stored_dtype", "kv_dtype", "embed_format", "rewrites",

@@ -40,6 +40,10 @@ WRITTEN = {
     "deepseek_v3": "deepseek2",
     "kimi_k2": "deepseek2",
     "glm4_moe_lite": "deepseek2",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35",
+    "gemma4_text": "gemma4",
 }
 """Families that are written, and llama.cpp's name of their architecture."""
 
@@ -63,7 +67,8 @@ def model_keys(spec: ModelSpec, lists: Mapping[str, Sequence[float]]) -> dict[st
         "feed_forward_length": _feed_forward(spec),
         "vocab_size": spec.vocab_size,
         _EPSILONS[spec.norm_centred]: float(spec.norm_eps),
-        **_heads(spec),
+        **(_gemma4_heads(spec) if spec.family == "gemma4_text" else _heads(spec)),
+        **_delta_nets(spec),
         **_rope(spec),
         **_windows(spec),
         **_experts(spec),
@@ -75,14 +80,22 @@ def model_keys(spec: ModelSpec, lists: Mapping[str, Sequence[float]]) -> dict[st
 _EPSILONS = {False: "attention.layer_norm_rms_epsilon", True: "attention.layer_norm_epsilon"}
 
 
-def _feed_forward(spec: ModelSpec) -> int:
+def _feed_forward(spec: ModelSpec) -> int | list[int]:
     """The size of a dense layer; where every layer has experts, that of an expert."""
+    if spec.family == "gemma4_text":  # whose dense MLPs stand next to the experts
+        sizes = [(layer.mlp.shared or layer.mlp).up.num_out for layer in spec.layers]
+        return _one_if_equal(sizes)
     dense = (layer.mlp for layer in spec.layers if layer.mlp.router is None)
     return next(dense, spec.layers[0].mlp).up.num_out
 
 
+def _one_if_equal(numbers: list[int]) -> int | list[int]:
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
 def _heads(spec: ModelSpec) -> dict[str, Any]:
-    attention = spec.layers[0].attention
+    layers = [layer.attention for layer in spec.layers if layer.attention.delta is None]
+    attention = (layers or [spec.layers[0].attention])[0]
     latent = attention.latent
     if latent is None:
         return {
@@ -106,14 +119,54 @@ def _heads(spec: ModelSpec) -> dict[str, Any]:
     return found
 
 
+def _gemma4_heads(spec: ModelSpec) -> dict[str, Any]:
+    """Heads of two sizes, caches that layers share, and inputs of layers."""
+    layers = [layer.attention for layer in spec.layers]
+    full = next((one for one in layers if one.window is None), layers[0])
+    sliding = next((one for one in layers if one.window is not None), layers[0])
+    inputs = spec.layers[0].layer_input
+    found = {
+        "attention.head_count": full.num_heads,
+        "attention.head_count_kv": _one_if_equal([one.num_kv_heads for one in layers]),
+        "attention.shared_kv_layers": sum(one.shares_kv for one in layers),
+        "embedding_length_per_layer_input": 0 if inputs is None else inputs.size,
+    }
+    for end, one in (("", full), ("_swa", sliding)):
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            found[key + end] = one.head_dim
+    return found
+
+
+def _delta_nets(spec: ModelSpec) -> dict[str, Any]:
+    kinds = [layer.attention.delta for layer in spec.layers]
+    delta = next((kind for kind in kinds if kind is not None), None)
+    if delta is None:
+        return {}
+    found: dict[str, Any] = {
+        "ssm.conv_kernel": delta.conv_size,
+        "ssm.state_size": delta.key_dim,
+        "ssm.group_count": delta.num_key_heads,
+        "ssm.time_step_rank": delta.num_value_heads,
+        "ssm.inner_size": delta.num_value_heads * delta.value_dim,
+        "attention.recurrent_layers": [kind is not None for kind in kinds],
+        "full_attention_interval": next((i for i, kind in enumerate(kinds, 1) if not kind), 0),
+    }
+    if spec.family != "qwen3_next":  # positions of images, which on text are all alike
+        third, more = divmod(full_rope(spec).dim // 2, 3)
+        sections = [third + (more > 0), third + (more > 1), third, 0]
+        found["rope.dimension_sections"] = sections
+    return found
+
+
 def _rope(spec: ModelSpec) -> dict[str, Any]:
     rope = full_rope(spec)
     found: dict[str, Any] = {
         "rope.freq_base": float(rope.theta),
         "rope.dimension_count": rope.dim,
     }
+    two_bases = spec.family in ("gemma3_text", "gemma4_text")
     bases = {layer.attention.rope.theta for layer in spec.layers if layer.attention.window}
-    if spec.family == "gemma3_text" and bases:
+    if two_bases and bases:
         found["rope.freq_base_swa"] = float(min(bases))
     if rope.kind == "longrope":
         found["rope.scaling.attn_factor"] = float(attention_factor(rope))
@@ -156,7 +209,7 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
         "expert_used_count": mlp.experts_per_token,
         "expert_feed_forward_length": mlp.up.num_out,
     }
-    if name == "qwen2moe" and mlp.shared is not None:
+    if mlp.shared is not None and name in ("qwen2moe", "qwen35moe", "qwen3next"):
         found["expert_shared_feed_forward_length"] = mlp.shared.up.num_out
     if name == "llama4":
         found["interleave_moe_layer_step"] = places[0] + 1
@@ -194,6 +247,8 @@ def _scales(spec: ModelSpec) -> dict[str, Any]:
         found["logit_scale"] = float(spec.logit_scale)
     if layer.attention.softcap is not None:
         found["attn_logit_softcapping"] = float(layer.attention.softcap)
-    if spec.final_softcap is not None:
+    if spec.family == "gemma4_text":  # llama.cpp bounds logits by 30 unless it is told otherwise
+        found["final_logit_softcapping"] = float(spec.final_softcap or 0.0)
+    elif spec.final_softcap is not None:
         found["final_logit_softcapping"] = float(spec.final_softcap)
     return found

@@ -20,9 +20,13 @@ from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURE
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rope import inv_freq
 
+_DELTA = ("delta_q", "delta_k", "delta_v")
 _FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "phi3": {"attn_qkv": ("q", "k", "v"), "ffn_up": ("gate", "up")},
     "glm4": {"ffn_up": ("gate", "up")},
+    "qwen35": {"attn_qkv": _DELTA},
+    "qwen35moe": {"attn_qkv": _DELTA},
+    "qwen3next": {"attn_qkv": _DELTA, "ssm_ba": ("delta_b", "delta_a")},
 }
 """Architectures with the rows of several parts in one tensor, in this order."""
 
@@ -72,6 +76,15 @@ def _name(spec: ModelSpec, part: Part) -> str:
     return f"blk.{part.layer}.{whole}.weight"
 
 
+def alternated(values: list[Tensor], spec: ModelSpec, entry: TensorEntry) -> Tensor:
+    """b and a of the delta nets of Qwen3-Next, whose rows alternate by key head."""
+    layer = entry.parts[0].layer
+    delta = None if layer is None else spec.layers[layer].attention.delta
+    assert delta is not None
+    groups = [value.unflatten(0, (delta.num_key_heads, -1)) for value in values]
+    return torch.cat(groups, dim=1).flatten(0, 1)
+
+
 def _compresses_queries(spec: ModelSpec, part: Part) -> bool:
     latent = None if part.layer is None else spec.layers[part.layer].attention.latent
     return latent is not None and latent.q_down is not None
@@ -81,6 +94,8 @@ def _shape(inside: list[Part]) -> tuple[int, ...]:
     first = inside[0]
     if first.expert is not None:
         return (len(inside), *first.shape)
+    if first.key == "delta_conv":
+        return first.shape[::2]
     return (sum(part.shape[0] for part in inside), *first.shape[1:])
 
 
@@ -101,7 +116,11 @@ def _up_projections(spec: ModelSpec, part: Part, kind: str) -> list[TensorEntry]
 def _frequency_factors(spec: ModelSpec) -> list[TensorEntry]:
     """What llama.cpp divides rotary frequencies by."""
     rope = full_rope(spec)
-    if rope.kind == "longrope":
+    if rope.kind == "proportional":
+        turned = int(rope.dim * rope.turned / 2)
+        still = rope.dim // 2 - turned
+        factors = {"rope_freqs.weight": torch.tensor([1.0] * turned + [_STILL] * still)}
+    elif rope.kind == "longrope":
         lists = {"long": rope.long_factor, "short": rope.short_factor}
         factors = {f"rope_factors_{name}.weight": torch.tensor(own) for name, own in lists.items()}
     elif rope.kind == "llama3":
@@ -116,12 +135,19 @@ def _frequency_factors(spec: ModelSpec) -> list[TensorEntry]:
     ]
 
 
-def arranged_rows(value: Tensor, spec: ModelSpec, part: Part) -> Tensor:
-    """Rows of q and k in the order of llama.cpp's rotary embedding: halves of a head interleaved.
+_STILL = 1e30
+"""What frequencies of numbers that do not turn are divided by."""
 
-    `value`: the numbers of a part, or the bytes of its rows.
+
+def arranged_rows(value: Tensor, spec: ModelSpec, part: Part) -> Tensor:
+    """Rows in llama.cpp's order. `value`: the numbers of a part, or the bytes of its rows.
+
+    Its rotary embedding may want the halves of a head of q and k interleaved; value heads of the
+    delta nets of Qwen3.5 are tiled: the first one of every key head, then the second.
     """
     key = part.key.partition(".")[0]
+    if key.startswith("delta_") and part.layer is not None:
+        return _tiled_heads(value, spec, part)
     if not architecture(spec).paired_rows or key not in ("q", "k") or part.layer is None:
         return value
     size = spec.layers[part.layer].attention.head_dim
@@ -129,10 +155,33 @@ def arranged_rows(value: Tensor, spec: ModelSpec, part: Part) -> Tensor:
     return halves.transpose(1, 2).reshape(value.shape)
 
 
+def _tiled_heads(value: Tensor, spec: ModelSpec, part: Part) -> Tensor:
+    assert part.layer is not None
+    delta = spec.layers[part.layer].attention.delta
+    assert delta is not None
+    if spec.family == "qwen3_next" or part.key in ("delta_q", "delta_k", "delta_gain"):
+        return value
+    start = 2 * delta.num_key_heads * delta.key_dim if part.key == "delta_conv" else 0
+
+    def tiled(rows: Tensor) -> Tensor:
+        groups = rows.reshape(delta.num_key_heads, delta.num_value_heads // delta.num_key_heads, -1)
+        return groups.transpose(0, 1).reshape(rows.shape)
+
+    if part.key == "delta_o":  # the heads are its inputs, in whole blocks
+        by_row = value.view(len(value), delta.num_value_heads, -1)
+        groups = by_row.unflatten(1, (delta.num_key_heads, -1))
+        return groups.transpose(1, 2).reshape(value.shape)
+    return torch.cat((value[:start], tiled(value[start:])))
+
+
 def stored_values(value: Tensor, spec: ModelSpec, entry: TensorEntry, part: Part) -> Tensor:
     """The numbers of an unquantised part as the file has them."""
     if part.key.endswith("norm") and architecture(spec).gain_includes_one and spec.norm_plus_one:
         return value + 1
+    if part.key == "delta_a_log":
+        value = -value.exp()
+    if part.key == "delta_conv":
+        value = value[:, 0]
     if not entry.half:
         return arranged_rows(value, spec, part)
     heads, rank = entry.shape[0], part.shape[1]

@@ -36,7 +36,7 @@ from ridgeline.modelspec.checkpoints.packed_config import KEY, PACKED_FILE, pack
 from ridgeline.modelspec.cost import shares_table
 from ridgeline.modelspec.format import INT8, Format
 from ridgeline.modelspec.layer_inputs import refuse_special_layers
-from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
+from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
 
 _ROWS = 4096  # of a table, rounded at once: a multiple of a panel
 _KEPT = (
@@ -68,16 +68,8 @@ def products(spec: ModelSpec) -> Iterator[LinearProduct]:
 
 def layer_products(layer: LayerSpec, index: int) -> Iterator[LinearProduct]:
     """Every product of one layer."""
-    attention, mlp = layer.attention, layer.mlp
-    if attention.latent is None:
-        yield LinearProduct(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
-    else:
-        latent = attention.latent
-        if latent.q_down is not None:
-            yield LinearProduct(["q_down"], [latent.q_down], index)
-        yield LinearProduct(["q"], [attention.q], index)
-        yield LinearProduct(["kv_down"], [latent.kv_down], index)
-    yield LinearProduct(["o"], [attention.o], index)
+    mlp = layer.mlp
+    yield from _attention_products(layer.attention, index)
     if mlp.router is None:
         gate_up = LinearProduct(["gate", "up"], [mlp.gate, mlp.up], index)
         yield gate_up if mlp.gated else LinearProduct(["up"], [mlp.up], index)
@@ -93,6 +85,25 @@ def layer_products(layer: LayerSpec, index: int) -> Iterator[LinearProduct]:
     for expert in range(mlp.num_experts):
         yield LinearProduct(["expert_gate", "expert_up"], [mlp.gate, mlp.up], index, expert)
         yield LinearProduct(["expert_down"], [mlp.down], index, expert)
+
+
+def _attention_products(attention: AttentionSpec, index: int) -> Iterator[LinearProduct]:
+    latent, delta = attention.latent, attention.delta
+    if delta is not None:  # b and a are small and decide like a router
+        keys = ["delta_q", "delta_k", "delta_v", "delta_z"]
+        yield LinearProduct(keys, [attention.q, attention.k, attention.v, delta.z], index)
+        yield LinearProduct(["delta_o"], [attention.o], index)
+        return
+    if latent is None:
+        num = 1 if attention.shares_kv else 2 if attention.v_is_k else 3
+        specs = [attention.q, attention.k, attention.v]
+        yield LinearProduct(["q", "k", "v"][:num], specs[:num], index)
+    else:
+        if latent.q_down is not None:
+            yield LinearProduct(["q_down"], [latent.q_down], index)
+        yield LinearProduct(["q"], [attention.q], index)
+        yield LinearProduct(["kv_down"], [latent.kv_down], index)
+    yield LinearProduct(["o"], [attention.o], index)
 
 
 def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:

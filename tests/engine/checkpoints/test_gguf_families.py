@@ -15,8 +15,14 @@ from transformers import (
     Phi3Config,
     PretrainedConfig,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
 )
 
+from ridgeline.compress.quantize_model import TableFormats
+from ridgeline.compress.recipe import QuantizeRecipe, check
+from ridgeline.compress.writers.gguf import GGUF
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
@@ -25,6 +31,8 @@ from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURES
 from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.families.registry import spec_from_config
+from ridgeline.modelspec.families.shapes import planning_config
 from ridgeline.modelspec.format import blocks
 from ridgeline.workflows.quantize.quantize import quantize
 from tests.engine.checkpoints import test_gguf_latent as latent_cases
@@ -37,6 +45,24 @@ from tests.engine.checkpoints.test_gguf_files import (
     truth_of,
     xielu_numbers,
 )
+
+DELTA: dict[str, Any] = {
+    **SIZES, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}  # fmt: skip
+LAYERED = {
+    "qwen35": Qwen3_5TextConfig(**DELTA),
+    "qwen35moe": Qwen3_5MoeTextConfig(**DELTA, **EXPERTS),
+    "qwen3next": Qwen3NextConfig(**DELTA, **EXPERTS, norm_topk_prob=True),
+    "gemma4": CASES["gemma4"][0],
+    "gemma4-keys": CASES["gemma4-keys"][0],
+    "gemma4-experts": CASES["gemma4-experts"][0],
+}
+"""Models whose layers only round-to-nearest knows."""
 
 LATENT = {f"deepseek-{case}": latent_cases.CASES[case] for case in ("v3", "flash")}
 WRITTEN = (
@@ -59,10 +85,10 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def made(case: str, folder: Path, **options: Any) -> tuple[Any, str]:
     """The transformers model of a case, and the GGUF file that is made of it."""
-    config = (CASES | LATENT)[case][0]
-    source: Any = (
-        latent_cases.model_of(case.partition("-")[2]) if case in LATENT else random_model(config)
-    )
+    if case in LATENT:
+        source: Any = latent_cases.model_of(case.partition("-")[2])
+    else:
+        source = random_model(LAYERED[case] if case in LAYERED else CASES[case][0])
     if case == "apertus":
         xielu_numbers(source)
     source.save_pretrained(folder / "source")
@@ -90,6 +116,32 @@ def test_written_file_holds_the_model_that_it_was_made_of(case: str, tmp_path: P
                 one = one + 1
             assert distance(theirs.get(part), one) < limit, part
     assert distance(logits(name), truth_of(source)) < 0.15
+
+
+@pytest.mark.parametrize("case", LAYERED)
+def test_delta_nets_and_layers_with_inputs_are_written(case: str, tmp_path: Path) -> None:
+    """Every part, with the value heads of Qwen3.5 in llama.cpp's order."""
+    _, name = made(case, tmp_path, bits=8)
+    dense, spec = load_spec(str(tmp_path / "source")), load_spec(name)
+    theirs = GgufWeights(name, spec)
+    with CheckpointWeights(tmp_path / "source", dense) as ours:
+        for part in parts(dense):
+            one, limit = ours.get(part), 0.02 if len(part.shape) > 1 else 1e-6
+            one = one + 1 if dense.norm_plus_one and part.key.endswith("norm") else one
+            one = in_tiles(one, part.key) if case.startswith("qwen35") else one
+            assert distance(theirs.get(part), one) < limit, part
+    assert logits(name).isfinite().all()
+
+
+def in_tiles(value: torch.Tensor, key: str) -> torch.Tensor:
+    """2 key heads with 3 value heads each: the first ones of both, then the second ones."""
+    if not key.startswith("delta_") or key in ("delta_q", "delta_k", "delta_gain"):
+        return value
+    if key == "delta_o":
+        return in_tiles(value.T, "delta_v").T
+    before = 2 * 2 * 32 if key == "delta_conv" else 0
+    heads = value[before:].unflatten(0, (2, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return torch.cat((value[:before], heads))
 
 
 @pytest.mark.parametrize("case", ["phi3", "glm4"])
@@ -129,6 +181,30 @@ def test_rotary_factors_of_long_texts_are_written(tmp_path: Path) -> None:
     rope = load_spec(name).layers[0].attention.rope
     assert rope.long_factor == tuple(SCALED["long_factor"])
     assert distance(logits(name), truth_of(source)) < 0.15
+
+
+PUBLISHED = (
+    "llama-3.1-8b", "gemma-2-27b", "gemma-3-27b", "gemma-4-e4b", "gemma-4-26b-a4b", "phi-4-mini",
+    "command-r-plus", "command-a", "apertus-8b", "olmo-3-7b", "glm-4-9b", "llama-4-scout",
+    "qwen2-57b-a14b", "glm-4.5", "minimax-m2", "gpt-oss-20b", "deepseek-v2-lite", "deepseek-v3",
+    "glm-4.7-flash", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_can_be_said_in_gguf(name: str, tmp_path: Path) -> None:
+    """Their headers, read back, describe the same models; no weights are needed."""
+    config = planning_config(name)
+    config.pop("quantization_config", None)
+    spec = spec_from_config(config, name=name)
+    GGUF.refuse(spec, check(QuantizeRecipe(bits=8, group_size=None)), TableFormats())
+    GGUF.check_source(tmp_path, spec)
+
+
+def test_heads_of_delta_nets_are_never_split_by_a_block() -> None:
+    recipe = check(QuantizeRecipe(numbers="q4_k"))
+    assert recipe.at("delta_v", 0, 512).numbers == "q4_k"
+    assert (recipe.at("delta_o", 0, 512).bits, recipe.at("delta_o", 0, 512).group_size) == (5, 32)
 
 
 REFUSED: dict[str, tuple[PretrainedConfig, str]] = {
