@@ -134,6 +134,24 @@ def mxfp4(shape: tuple[int, int], seed: int) -> Module:
     return tensors, table[code_NK] * scale
 
 
+def nvfp4(shape: tuple[int, int], seed: int) -> Module:
+    """compressed-tensors' NVFP4: two numbers a byte, an E4M3 scale for every 16, one for all."""
+    num_out, num_in = shape
+    generator = torch.Generator().manual_seed(seed)
+    code_NK = torch.randint(0, 16, shape, generator=generator)
+    spread = torch.rand(num_out, num_in // 16, generator=generator)
+    scale = (200 * (0.5 + spread)).to(torch.float8_e4m3fn)
+    whole = torch.tensor([4000.0])  # divides
+    table = torch.tensor([*FP4, *(-x for x in FP4)])
+    pairs = code_NK.reshape(num_out, num_in // 2, 2)
+    tensors = {
+        ".weight_packed": (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8),
+        ".weight_scale": scale,
+        ".weight_global_scale": whole,
+    }
+    return tensors, table[code_NK] * (scale.float() / whole).repeat_interleave(16, 1)
+
+
 def bnb_nf4(shape: tuple[int, int], seed: int) -> Module:
     """bitsandbytes' 4 bits: entries of a table of 16, a scale for every 64, first one high."""
     generator = torch.Generator().manual_seed(seed)
@@ -203,6 +221,16 @@ FORMATS: dict[str, tuple[Callable[[tuple[int, int], int], Module], dict[str, Any
 }
 
 
+FURTHER: dict[str, tuple[Callable[[tuple[int, int], int], Module], dict[str, Any]]] = {
+    "NVFP4": (
+        nvfp4,
+        _compressed_config("nvfp4-pack-quantized", type="float", strategy="tensor_group",
+                           group_size=16),
+    ),
+}  # fmt: skip
+"""Formats that are not tested with every family."""
+
+
 def configuration_of(family: str) -> str | None:
     """The name of a family's first configuration in `tiny_models`; None if there is none."""
     names = (name for name, (kind, _) in CONFIGURATIONS.items() if kind == family)
@@ -220,9 +248,9 @@ def matrix() -> dict[str, tuple[str, ...]]:
     return {family: tuple(FORMATS) for family in FAMILIES if configuration_of(family) is not None}
 
 
-def quantise(source: Path, quantised: Path, dense: Path, name: str) -> int:
+def quantise(source: Path, quantised: Path, dense: Path, name: str, seed: int = 0) -> int:
     """Write `source` in a format, and with the weights it stands for; returns their number."""
-    write, config = FORMATS[name]
+    write, config = (FORMATS | FURTHER)[name]
     shutil.copytree(source, dense)
     shutil.copytree(source, quantised)
     count = 0
@@ -233,7 +261,7 @@ def quantise(source: Path, quantised: Path, dense: Path, name: str) -> int:
             if not is_quantised(tensor, weight):
                 continue
             module, count = tensor.removesuffix(".weight"), count + 1
-            raw, plain[tensor] = write((weight.shape[0], weight.shape[1]), count)
+            raw, plain[tensor] = write((weight.shape[0], weight.shape[1]), seed + count)
             del packed[tensor]
             packed |= {module + suffix: value.contiguous() for suffix, value in raw.items()}
         save_file(plain, dense / file.name, {"format": "pt"})

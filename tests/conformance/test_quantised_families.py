@@ -68,6 +68,18 @@ def test_quantised_checkpoint_equals_its_dequantised_weights(
     assert (found - expected).norm() < 1e-3 * expected.norm()
 
 
+@pytest.mark.parametrize("seed", [1000, 2000])
+@pytest.mark.parametrize("name", ["AWQ", "NVFP4"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3", "qwen3_5_text"])
+def test_other_random_weights(
+    source: Callable[[str], Path], tmp_path: Path, family: str, name: str, seed: int
+) -> None:
+    quantised, dense = tmp_path / "quantised", tmp_path / "dense"
+    assert quantise(source(family), quantised, dense, name, seed) >= 12
+    expected, found = logits(dense), logits(quantised)
+    assert (found - expected).norm() < 1e-3 * expected.norm()
+
+
 @pytest.mark.parametrize("name", ["GPTQ", "FP8 blocks"])
 @pytest.mark.parametrize("each", [False, True], ids=["stacked", "each"])
 def test_experts_next_to_a_dense_mlp(tmp_path: Path, name: str, each: bool) -> None:

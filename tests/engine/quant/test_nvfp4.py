@@ -34,8 +34,9 @@ def test_codes_are_the_nearest_numbers_with_ties_to_even() -> None:
     assert values_of(codes_of(-ties)).tolist() == [-0.0, -1.0, -1.0, -2.0, -2.0, -4.0, -4.0]
 
 
-def test_values_are_those_of_the_checkpoint_reader() -> None:
-    weights = quantise(random(6, 64))
+@pytest.mark.parametrize("seed", [0, 7])
+def test_values_are_those_of_the_checkpoint_reader(seed: int) -> None:
+    weights = quantise(random(6, 64, seed=seed))
     packed = weights.code_OI[:, ::2] | (weights.code_OI[:, 1::2] << 4)
     read = fp4_grid(packed, weights.scale_OG.float() * weights.global_1, 16)
     assert torch.equal(read.dense(), weights.dense())
@@ -52,15 +53,19 @@ def test_largest_scale_fills_e4m3_and_errors_are_bounded(num_in: int) -> None:
     assert float(quantise(torch.zeros(2, 32)).dense().abs().max()) == 0.0
 
 
-def test_nvfp4_weights_are_found_again_exactly() -> None:
-    first = quantise(random(24, 256))
+@pytest.mark.parametrize("seed", [0, 7])
+def test_nvfp4_weights_are_found_again_exactly(seed: int) -> None:
+    first = quantise(random(24, 256, seed=seed))
     again = quantise(first.dense())
     assert torch.equal(again.dense(), first.dense())
 
 
-def test_product_is_that_of_the_widened_weights_and_takes_its_bytes() -> None:
+@pytest.mark.parametrize("seed", [0, 7])
+def test_product_is_that_of_the_widened_weights_and_takes_its_bytes(seed: int) -> None:
     spec = LinearSpec(num_in=256, num_out=24, format=NVFP4_WEIGHTS, bias=True)
-    weight, bias, x = random(24, 256), random(24, seed=1), random(5, 256, seed=2)
+    weight, bias, x = (
+        random(24, 256, seed=seed), random(24, seed=seed + 1), random(5, 256, seed=seed + 2)
+    )  # fmt: skip
     linear = Nvfp4Linear.build(spec, weight, bias, torch.device("cpu"), torch.float32)
     assert torch.equal(linear(x), x @ quantise(weight).dense().T + bias)
     assert linear.nbytes == 24 * 256 // 2 + 24 * 16 + 4 + 4 * 24
