@@ -308,6 +308,90 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ernie4.5": ("ernie4_5", {"head_dim": 8, "use_bias": True, **_rope("default")}),
     "arcee": ("arcee", {"mlp_bias": True}),
+    "glm": ("glm", {"head_dim": 12}),
+    "ministral": (
+        "ministral",
+        {
+            "head_dim": 8,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "cwm": ("cwm", {"head_dim": 8, "num_hidden_layers": 5, "sliding_window": 7}),
+    "vaultgemma": (
+        "vaultgemma",
+        {**_GEMMA_WINDOWS, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "hyperclovax": (
+        "hyperclovax",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "solar-open": (
+        "solar_open",
+        {
+            "head_dim": 8,
+            "attention_bias": True,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "dots1": (
+        "dots1",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.7,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+        },
+    ),
+    "exaone-moe": (
+        "exaone_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "sliding_window": 7,
+            "num_hidden_layers": 4,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 20}),
+    "mellum": (
+        "mellum",
+        {
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "youtu": (
+        "youtu",
+        {
+            key: _LATENT[key]
+            for key in (
+                "num_key_value_heads",
+                "q_lora_rank",
+                "kv_lora_rank",
+                "qk_nope_head_dim",
+                "qk_rope_head_dim",
+                "v_head_dim",
+            )
+        },
+    ),
     "helium": ("helium", {"head_dim": 6, "num_key_value_heads": 2}),
     "cohere": ("cohere", {"logit_scale": 0.6, "use_qk_norm": True}),
     "cohere-tied": (
@@ -425,7 +509,7 @@ VISION: dict[str, dict[str, Any]] = {
 
 TORCH_ONLY: dict[str, str] = {
     **dict.fromkeys(
-        ("deepseek-v2", "deepseek-v2-greedy", "deepseek-v3", "glm4-moe-lite"),
+        ("deepseek-v2", "deepseek-v2-greedy", "deepseek-v3", "glm4-moe-lite", "youtu"),
         "attention is latent",
     ),
     **dict.fromkeys(

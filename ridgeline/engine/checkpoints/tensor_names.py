@@ -277,6 +277,23 @@ def _gemma4() -> tuple[Layout, ...]:
     return {**around, **stacked}, {**around, **each}
 
 
+def _hyperclovax() -> dict[str, TensorLocation]:
+    layer = "model.layers.{layer}."
+    return {
+        **_llama(),
+        "after_attention_norm": TensorLocation(f"{layer}post_norm1.weight"),
+        "after_mlp_norm": TensorLocation(f"{layer}post_norm2.weight"),
+    }
+
+
+def _vaultgemma() -> dict[str, TensorLocation]:
+    layer = "model.layers.{layer}."
+    return {
+        **_llama(),
+        "mlp_norm": TensorLocation(f"{layer}pre_feedforward_layernorm.weight"),
+    }
+
+
 def _normed_after() -> dict[str, TensorLocation]:
     layer = "model.layers.{layer}."
     return {
@@ -297,15 +314,18 @@ def _apertus() -> dict[str, TensorLocation]:
     }
 
 
-def _glm4() -> dict[str, TensorLocation]:
+def _glm() -> dict[str, TensorLocation]:
     layer = "model.layers.{layer}."
     gate_up = TensorLocation(f"{layer}mlp.gate_up_proj.weight", fused=("gate", "up"))
+    return {**_llama(), "gate": gate_up, "up": gate_up}
+
+
+def _glm4() -> dict[str, TensorLocation]:
+    layer = "model.layers.{layer}."
     return {
-        **_llama(),
+        **_glm(),
         "after_attention_norm": TensorLocation(f"{layer}post_self_attn_layernorm.weight"),
         "after_mlp_norm": TensorLocation(f"{layer}post_mlp_layernorm.weight"),
-        "gate": gate_up,
-        "up": gate_up,
     }
 
 
@@ -389,6 +409,11 @@ def _mlp_experts(shared_module: str) -> tuple[Layout, ...]:
     return tuple(_shared_expert(own, shared_module) for own in (each, _stacked_experts("mlp")))
 
 
+def _exaone_moe() -> tuple[Layout, ...]:
+    bias = TensorLocation("model.layers.{layer}.mlp.e_score_correction_bias")
+    return tuple({**own, "router_correction": bias} for own in _mlp_experts("shared_experts"))
+
+
 def _minimax_m2() -> tuple[Layout, ...]:
     each = _experts("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
     at = "model.layers.{layer}."
@@ -451,7 +476,12 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "qwen2": (_llama(),),
     "qwen3": (_llama(),),
     **dict.fromkeys(("arcee", "ernie4_5", "granite", "helium", "seed_oss", "smollm3"), (_llama(),)),
+    **dict.fromkeys(("cwm", "ministral"), (_llama(),)),
     **dict.fromkeys(("exaone4", "olmo2", "olmo3"), (_normed_after(),)),
+    "exaone_moe": _exaone_moe(),
+    "glm": (_glm(),),
+    "hyperclovax": (_hyperclovax(),),
+    "vaultgemma": (_vaultgemma(),),
     "apertus": (_apertus(),),
     "cohere": (_llama(),),
     "qwen3_5_text": (_delta_net(),),
@@ -465,9 +495,9 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "gemma3n_text": (_layer_inputs(),),
     "gemma4_text": _gemma4(),
     "gpt_oss": (_gpt_oss(),),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"), _latent()),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "youtu"), _latent()),
     "glm4": (_glm4(),),
-    "glm4_moe": _mlp_experts("shared_experts"),
+    **dict.fromkeys(("dots1", "glm4_moe", "solar_open"), _mlp_experts("shared_experts")),
     "minimax_m2": _minimax_m2(),
     "phi3": (_phi3(),),
     "qwen2_moe": _mlp_experts("shared_expert"),
@@ -476,9 +506,12 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
         _stacked_experts("mlp"),
         _stacked_experts("block_sparse_moe"),
     ),
-    "qwen3_moe": (
-        _experts("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
-        _stacked_experts("mlp"),
+    **dict.fromkeys(
+        ("mellum", "olmoe", "qwen3_moe"),
+        (
+            _experts("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
+            _stacked_experts("mlp"),
+        ),
     ),
 }
 

@@ -20,7 +20,8 @@ HARMLESS = frozenset(
     cache_implementation classifier_dropout dropout hidden_dropout hidden_dropout_prob
     initializer_factor max_sequence_length model_max_length n_ctx use_flash_attention
     use_flash_attn chunk_size_feed_forward dtype embd_pdrop id2label
-    initializer_range is_llama_config label2id model_type name_or_path num_labels
+    embedding_initializer_range initializer_range is_llama_config label2id model_type
+    name_or_path num_labels
     output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
     problem_type resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise
     task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config

@@ -155,6 +155,28 @@ LATENT_FAMILIES: Mapping[str, Family] = {
     ),
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
+    "youtu": Family(
+        architecture="YoutuForCausalLM",
+        defaults={
+            **{key: value for key, value in _COMMON.items() if key != "norm_topk_prob"},
+            "vocab_size": 128_256,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "q_lora_rank": 1536,
+            "v_head_dim": 128,
+            "qk_nope_head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "bos_token_id": 128_000,
+            "eos_token_id": 128_001,
+            "tie_word_embeddings": True,
+        },
+        latent=True,
+        rope=RopeFields(interleaved=True),
+        fixed={key: _FIXED[key] for key in ("attention_bias", "rope_interleave")},
+    ),
     "glm4_moe_lite": Family(
         architecture="Glm4MoeLiteForCausalLM",
         defaults={

@@ -73,6 +73,35 @@ def every_nth_full_unless_explicit(values: ConfigFields, n: int) -> list[str]:
     return explicit(values) if values.raw("layer_types") is not None else _every(values, n)
 
 
+def one_in_four_full_from_the_first(values: ConfigFields) -> list[str]:
+    """CWM: `layer_types`, else layers 0, 4, 8, … are global."""
+    if values.raw("layer_types") is not None:
+        return explicit(values)
+    return [SLIDING if i % 4 else FULL for i in range(num_layers(values))]
+
+
+def sliding_if_window_unless_explicit(values: ConfigFields) -> list[str]:
+    """Ministral: `layer_types`, else a window, if there is one, holds for every layer."""
+    if values.raw("layer_types") is not None:
+        return explicit(values)
+    return all_sliding_if_window(values)
+
+
+def full_unless_explicit(values: ConfigFields) -> list[str]:
+    """Mellum: `layer_types`, else full attention in every layer."""
+    return explicit(values) if values.raw("layer_types") is not None else all_full(values)
+
+
+def sliding_after_first(values: ConfigFields) -> list[str]:
+    """dots.llm1: `layer_types`, else a window, if there is one, from `max_window_layers` on."""
+    if values.raw("layer_types") is not None:
+        return explicit(values)
+    if values.raw("sliding_window") is None or values.raw("max_window_layers") is None:
+        return all_full(values)
+    first = values.whole("max_window_layers")
+    return [SLIDING if i >= first else FULL for i in range(num_layers(values))]
+
+
 def sliding_by_pattern(values: ConfigFields) -> list[str]:
     """EXAONE 4, Cohere 2: `layer_types`, else a global layer per `sliding_window_pattern`."""
     if values.raw("layer_types") is not None:

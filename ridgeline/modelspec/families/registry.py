@@ -7,6 +7,7 @@ a row and a config.json into a ModelSpec without branching on a family's name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.errors import BadModel
@@ -79,6 +80,25 @@ _GEMMA_23 = {
 }
 _UNREAD_ACT = {"hidden_act": ("gelu_pytorch_tanh", "gelu", None)}
 
+_GEMMA_2 = Family(
+    architecture="Gemma2ForCausalLM",
+    defaults={
+        **_GEMMA_23,
+        "vocab_size": 256_000,
+        "max_position_embeddings": 8192,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    aliases={"sliding_window_size": "sliding_window"},
+    layer_kinds=kinds.alternating,
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    activation_key="hidden_activation",
+    gemma_norms=True,
+    norms="both",
+    fixed=_UNREAD_ACT,
+)
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
         architecture="LlamaForCausalLM",
@@ -99,6 +119,11 @@ FAMILIES: Mapping[str, Family] = {
         architecture="MistralForCausalLM",
         defaults={**_MISTRAL_LIKE, "sliding_window": 4096},
         layer_kinds=kinds.all_sliding_if_window,
+    ),
+    "ministral": Family(
+        architecture="MinistralForCausalLM",
+        defaults={**_MISTRAL_LIKE, "sliding_window": 4096, "layer_types": None},
+        layer_kinds=kinds.sliding_if_window_unless_explicit,
     ),
     "mixtral": Family(
         architecture="MixtralForCausalLM",
@@ -179,24 +204,8 @@ FAMILIES: Mapping[str, Family] = {
         gelu_is_tanh=True,
         fixed={"hidden_activation": (None, "gelu_pytorch_tanh")},
     ),
-    "gemma2": Family(
-        architecture="Gemma2ForCausalLM",
-        defaults={
-            **_GEMMA_23,
-            "vocab_size": 256_000,
-            "max_position_embeddings": 8192,
-            "final_logit_softcapping": 30.0,
-            "attn_logit_softcapping": 50.0,
-        },
-        aliases={"sliding_window_size": "sliding_window"},
-        layer_kinds=kinds.alternating,
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        activation_key="hidden_activation",
-        gemma_norms=True,
-        norms="both",
-        fixed=_UNREAD_ACT,
-    ),
+    "gemma2": _GEMMA_2,
+    "vaultgemma": replace(_GEMMA_2, architecture="VaultGemmaForCausalLM", norms="before"),
     "gemma3_text": Family(
         architecture="Gemma3ForCausalLM",
         defaults={
