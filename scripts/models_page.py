@@ -131,11 +131,16 @@ def _refused() -> str:
     )
 
 
+_SIZES = {"dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6}}
+"""Of families whose default sizes are incomplete."""
+
+
 def _spec(family: str) -> ModelSpec:
     """The first published model of a family; where there is none, one of default sizes."""
     published = {**shape_table(), **planning_table()}
     name = next((n for n, row in published.items() if row["model_type"] == family), None)
-    config = {"model_type": family} if name is None else planning_config(name)
+    config = {"model_type": family, **_SIZES.get(family, {})}
+    config = config if name is None else planning_config(name)
     config.pop("quantization_config", None)
     return spec_from_config(config, name=family)
 

@@ -147,7 +147,7 @@ def test_code_published_with_ernie_is_not_needed_and_mlx_is_named() -> None:
 def test_unknown_family_names_the_nearest_and_the_fields_that_differ() -> None:
     config = {"model_type": "glm6_moe", **TINY, "head_dim": 8, "num_experts_per_tok": 2}
     config |= {"moe_intermediate_size": 16, "n_routed_experts": 8, "routed_scaling_factor": 2.5}
-    config |= {"norm_topk_prob": True, "odd_factor": 2, "odd_gate": True}
+    config |= {"norm_topk_prob": True, "use_qk_norm": True, "odd_factor": 2, "odd_gate": True}
     with pytest.raises(BadModel) as caught:
         spec_from_config(config, name="mymodel")
     message = str(caught.value)

@@ -58,9 +58,28 @@ CONFIG_CLASSES = {
     "glm4_moe": "Glm4MoeConfig",
     "minimax_m2": "MiniMaxM2Config",
     "qwen2_moe": "Qwen2MoeConfig",
+    "glm": "GlmConfig",
+    "ministral": "MinistralConfig",
+    "cwm": "CwmConfig",
+    "vaultgemma": "VaultGemmaConfig",
+    "hyperclovax": "HyperCLOVAXConfig",
+    "solar_open": "SolarOpenConfig",
+    "dots1": "Dots1Config",
+    "exaone_moe": "ExaoneMoeConfig",
+    "olmoe": "OlmoeConfig",
+    "mellum": "MellumConfig",
+    "youtu": "YoutuConfig",
 }
 BARE: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},  # by default none
+    # by default none, and as published
+    "dots1": {
+        "hidden_size": 4096,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+    },
     "glm4_moe": {"head_dim": 128},  # by default 4096 / 96, which is no whole number
 }
 """Fields that a config has to have in addition to the family's defaults."""
@@ -88,6 +107,10 @@ LATENT: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "n_shared_experts": 2,
 }
+ROUTED = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+}  # fmt: skip
 TINY_OF: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "mistral": {"head_dim": 16},
@@ -187,6 +210,22 @@ TINY_OF: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 40,
     },
+    "glm": {"head_dim": 16},
+    "ministral": {"head_dim": 16, "sliding_window": 8},
+    "cwm": {"head_dim": 16},
+    "vaultgemma": {"head_dim": 16},
+    "hyperclovax": {"embedding_multiplier": 12.0, "logits_scaling": 0.2},
+    "solar_open": {**ROUTED, "head_dim": 16},
+    "dots1": {**ROUTED, "first_k_dense_replace": 1, "max_window_layers": 4},
+    "exaone_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "mellum": {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "youtu": {key: LATENT[key] for key in LATENT if "expert" not in key and "moe" not in key},
 }
 
 
@@ -230,15 +269,16 @@ def test_default_values_are_those_of_the_config_class(family: str) -> None:
     }
     only_here = {"max_window_layers"} if family in ("qwen3_moe", "smollm3") else set()
     names = {key: alias for alias, key in FAMILIES[family].aliases.items()}
-    only_here |= {"first_k_dense_replace"} if family == "glm4_moe_lite" else set()
-    only_here |= {"intermediate_size"} if family == "qwen3_5_moe_text" else set()
+    only_here |= {"first_k_dense_replace"} if family in ("glm4_moe_lite", "mellum") else set()
+    routed_only = family in ("qwen3_5_moe_text", "solar_open")
+    only_here |= {"intermediate_size"} if routed_only else set()
     only_here |= (
         {"altup_lr_multiplier", "query_pre_attn_scalar"} if family == "gemma3n_text" else set()
     )
     only_here |= (
         {"global_head_dim", "num_global_key_value_heads"} if family == "gemma4_text" else set()
     )
-    derived |= {"activation_sparsity_pattern", "per_layer_config"}
+    derived |= {"activation_sparsity_pattern", "attention_multiplier", "per_layer_config"}
     for key, value in FAMILIES[family].defaults.items():
         if value is None and key in derived | only_here | {"mlp_only_layers"}:
             continue
@@ -279,8 +319,9 @@ def test_facts_that_transformers_models_hold_as_attributes(family: str, tmp_path
     for layer, theirs in zip(spec.layers, model.model.layers, strict=True):
         mlp = getattr(theirs, "mlp", None) or theirs.feed_forward
         assert (layer.mlp.num_experts > 0) == hasattr(mlp, "experts")
-        both = ("pre_feedforward_layernorm", "post_mlp_layernorm")
-        assert (layer.norms == "both") == any(hasattr(theirs, name) for name in both)
+        gemma = hasattr(theirs, "pre_feedforward_layernorm") and family != "vaultgemma"
+        both = gemma or hasattr(theirs, "post_mlp_layernorm") or hasattr(theirs, "post_norm2")
+        assert (layer.norms == "both") == both
         assert (layer.norms == "after") == (
             hasattr(theirs, "post_feedforward_layernorm") and layer.norms != "both"
         )
