@@ -346,6 +346,7 @@ def test_facts_that_transformers_models_hold_as_attributes(family: str, tmp_path
     embed_scale = getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0)
     embed_scale *= getattr(config, "embedding_multiplier", 1.0)
     logit_scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+    logit_scale = 1.0 / logit_scale if family == "hyperclovax" else logit_scale
     assert spec.logit_scale == pytest.approx(logit_scale)
     assert spec.embed_scale == pytest.approx(embed_scale)
 
