@@ -36,7 +36,8 @@ import ridgeline._native as _native
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import assemble
-from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, locate, parts, row_sizes
+from ridgeline.engine.checkpoints.family_layouts import LAYOUTS
+from ridgeline.engine.checkpoints.tensor_names import locate, parts, row_sizes
 from ridgeline.engine.config import resolve
 from ridgeline.engine.profiling.profile import StepDriver
 from ridgeline.modelspec.checkpoints.load import load_spec

@@ -89,7 +89,8 @@ def random_experts(folder: Path, family: str) -> str:
     import torch
     from safetensors.torch import save_file
 
-    from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, locate, parts, row_sizes
+    from ridgeline.engine.checkpoints.family_layouts import LAYOUTS
+    from ridgeline.engine.checkpoints.tensor_names import locate, parts, row_sizes
     from ridgeline.modelspec.checkpoints.load import load_spec
     from ridgeline.modelspec.checkpoints.locate import model_path
 

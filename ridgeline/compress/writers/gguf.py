@@ -31,14 +31,15 @@ from ridgeline.compress.writers.gguf_check import (
 )
 from ridgeline.compress.writers.gguf_keys import WRITTEN, full_rope, model_keys
 from ridgeline.compress.writers.gguf_tensors import (
-    TensorEntry,
+    GgufEntry,
     alternated,
     arranged_rows,
     stored_values,
     tensor_entries,
 )
 from ridgeline.compress.writers.gguf_tokenizer import tokenizer_metadata
-from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part, parts
+from ridgeline.engine.checkpoints.family_layouts import XIELU_PARTS
+from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.gguf_header import TYPES
@@ -202,7 +203,7 @@ def _kind(job: WriteJob, part: Part) -> str:
     return "Q8_0" if own.bits == 8 else _TYPES_32[own.bits, own.zeros]
 
 
-def _pieces(job: WriteJob, entry: TensorEntry) -> Iterator[bytes]:
+def _pieces(job: WriteJob, entry: GgufEntry) -> Iterator[bytes]:
     if [part.key for part in entry.parts] == ["delta_b", "delta_a"]:
         values = [job.weights.get(part) for part in entry.parts]
         yield alternated(values, job.spec, entry).float().contiguous().numpy().tobytes()
@@ -211,7 +212,7 @@ def _pieces(job: WriteJob, entry: TensorEntry) -> Iterator[bytes]:
         yield from _bytes(job, entry, part)
 
 
-def _bytes(job: WriteJob, entry: TensorEntry, part: Part) -> Iterator[bytes]:
+def _bytes(job: WriteJob, entry: GgufEntry, part: Part) -> Iterator[bytes]:
     """A part as stored in the file; unquantised tensors, which may be large, in pieces."""
     blocks = _blocks(job, part, entry.kind)
     if blocks is not None:
@@ -276,7 +277,7 @@ _ENCODERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q8_0": _q8_0}
 # ---- the header --------------------------------------------------------------------------------
 
 
-def _header(metadata: dict[str, Any], entries: list[TensorEntry]) -> bytes:
+def _header(metadata: dict[str, Any], entries: list[GgufEntry]) -> bytes:
     """All that comes before the weights, padded to where they begin."""
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(metadata)))
     for key, value in metadata.items():
@@ -291,7 +292,7 @@ def _header(metadata: dict[str, Any], entries: list[TensorEntry]) -> bytes:
     return bytes(out) + bytes(-len(out) % _ALIGN)
 
 
-def _padded(entry: TensorEntry) -> int:
+def _padded(entry: GgufEntry) -> int:
     """Bytes of a tensor with those up to the next one."""
     _, block, nbytes = TYPES[_NUMBERS[entry.kind]]
     size = math.prod(entry.shape) // block * nbytes

@@ -86,7 +86,7 @@ def refuse_lost(spec: ModelSpec, header: bytes, size: int, values: Mapping[int, 
                 file.write(content)
             file.truncate(size)
         found = load_spec(str(name))
-    lost = _difference(_told(spec), _told(found))
+    lost = _difference(_compared(spec), _compared(found))
     if lost is not None:
         where, ours, theirs = lost
         raise CannotRun(
@@ -97,7 +97,7 @@ def refuse_lost(spec: ModelSpec, header: bytes, size: int, values: Mapping[int, 
         )
 
 
-def _told(spec: ModelSpec) -> dict[str, Any]:
+def _compared(spec: ModelSpec) -> dict[str, Any]:
     """What decides a model's answers, as plain values."""
     found: dict[str, Any] = _without_formats(msgspec.to_builtins(spec))
     for name in _NOT_COMPARED:

@@ -247,7 +247,7 @@ def _scales(spec: ModelSpec) -> dict[str, Any]:
         found["logit_scale"] = float(spec.logit_scale)
     if layer.attention.softcap is not None:
         found["attn_logit_softcapping"] = float(layer.attention.softcap)
-    if spec.family == "gemma4_text":  # llama.cpp bounds logits by 30 unless it is told otherwise
+    if spec.family == "gemma4_text":  # llama.cpp bounds logits by 30 where the key is absent
         found["final_logit_softcapping"] = float(spec.final_softcap or 0.0)
     elif spec.final_softcap is not None:
         found["final_logit_softcapping"] = float(spec.final_softcap)

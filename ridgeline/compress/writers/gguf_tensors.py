@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.compress.writers.gguf_keys import WRITTEN, full_rope
+from ridgeline.engine.checkpoints.family_layouts import XIELU_PARTS
 from ridgeline.engine.checkpoints.gguf.weights import name_of
-from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part, parts
+from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURES, Architecture
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rope import inv_freq
@@ -31,7 +32,7 @@ _FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Architectures with the rows of several parts in one tensor, in this order."""
 
 
-class TensorEntry(NamedTuple):
+class GgufEntry(NamedTuple):
     """A tensor of the file: one part, the parts of all experts in order, or rows of several parts.
 
     `half` is "k_up" or "v_up" for the tensors that hold the up-projection of latent attention.
@@ -51,7 +52,7 @@ def architecture(spec: ModelSpec) -> Architecture:
     return ARCHITECTURES[WRITTEN[spec.family]]
 
 
-def tensor_entries(spec: ModelSpec, kind_of: Callable[[Part], str]) -> list[TensorEntry]:
+def tensor_entries(spec: ModelSpec, kind_of: Callable[[Part], str]) -> list[GgufEntry]:
     """The tensors of a model in the file's order; `kind_of` gives the type of a part's tensor."""
     entries, by_name = [], dict[str, list[Part]]()
     for part in parts(spec):
@@ -62,7 +63,7 @@ def tensor_entries(spec: ModelSpec, kind_of: Callable[[Part], str]) -> list[Tens
         else:
             by_name.setdefault(_name(spec, part), []).append(part)
     for name, inside in by_name.items():
-        entries.append(TensorEntry(name, _shape(inside), kind_of(inside[0]), tuple(inside)))
+        entries.append(GgufEntry(name, _shape(inside), kind_of(inside[0]), tuple(inside)))
     return entries + _frequency_factors(spec)
 
 
@@ -76,7 +77,7 @@ def _name(spec: ModelSpec, part: Part) -> str:
     return f"blk.{part.layer}.{whole}.weight"
 
 
-def alternated(values: list[Tensor], spec: ModelSpec, entry: TensorEntry) -> Tensor:
+def alternated(values: list[Tensor], spec: ModelSpec, entry: GgufEntry) -> Tensor:
     """b and a of the delta nets of Qwen3-Next, whose rows alternate by key head."""
     layer = entry.parts[0].layer
     delta = None if layer is None else spec.layers[layer].attention.delta
@@ -99,7 +100,7 @@ def _shape(inside: list[Part]) -> tuple[int, ...]:
     return (sum(part.shape[0] for part in inside), *first.shape[1:])
 
 
-def _up_projections(spec: ModelSpec, part: Part, kind: str) -> list[TensorEntry]:
+def _up_projections(spec: ModelSpec, part: Part, kind: str) -> list[GgufEntry]:
     """Keys [heads, rank, size] and values [heads, size, rank]."""
     assert part.layer is not None
     attention, rank = spec.layers[part.layer].attention, part.shape[1]
@@ -107,13 +108,13 @@ def _up_projections(spec: ModelSpec, part: Part, kind: str) -> list[TensorEntry]
     k_shape = heads, rank, attention.k.num_out // heads
     v_shape = heads, attention.v.num_out // heads, rank
     return [
-        TensorEntry(name_of(Part(half, shape, part.layer), architecture(spec)), shape, kind,
+        GgufEntry(name_of(Part(half, shape, part.layer), architecture(spec)), shape, kind,
                     (part,), half)
         for half, shape in (("k_up", k_shape), ("v_up", v_shape))
     ]  # fmt: skip
 
 
-def _frequency_factors(spec: ModelSpec) -> list[TensorEntry]:
+def _frequency_factors(spec: ModelSpec) -> list[GgufEntry]:
     """What llama.cpp divides rotary frequencies by."""
     rope = full_rope(spec)
     if rope.kind == "proportional":
@@ -130,7 +131,7 @@ def _frequency_factors(spec: ModelSpec) -> list[TensorEntry]:
     else:
         return []
     return [
-        TensorEntry(name, tuple(values.shape), "F32", values=values)
+        GgufEntry(name, tuple(values.shape), "F32", values=values)
         for name, values in factors.items()
     ]
 
@@ -174,7 +175,7 @@ def _tiled_heads(value: Tensor, spec: ModelSpec, part: Part) -> Tensor:
     return torch.cat((value[:start], tiled(value[start:])))
 
 
-def stored_values(value: Tensor, spec: ModelSpec, entry: TensorEntry, part: Part) -> Tensor:
+def stored_values(value: Tensor, spec: ModelSpec, entry: GgufEntry, part: Part) -> Tensor:
     """The numbers of an unquantised part as the file has them."""
     if part.key.endswith("norm") and architecture(spec).gain_includes_one and spec.norm_plus_one:
         return value + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ridgeline.engine.checkpoints.tensor_names import LAYOUTS
+from ridgeline.engine.checkpoints.family_layouts import LAYOUTS
 from ridgeline.modelspec.cost.adapters import adapted_linears
 from ridgeline.modelspec.model import ModelSpec
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.checkpoints import QuantizedWeights, read_quantisation
+from ridgeline.engine.checkpoints.family_layouts import XIELU_PARTS
 from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.mxfp4 import Mxfp4Weights
 from ridgeline.engine.checkpoints.packed import PackedWeights
@@ -20,7 +21,7 @@ from ridgeline.engine.checkpoints.sources import (
     DummyWeights,
     WeightSource,
 )
-from ridgeline.engine.checkpoints.tensor_names import EXPERT_NORMS, XIELU_PARTS, Part
+from ridgeline.engine.checkpoints.tensor_names import EXPERT_NORMS, Part
 from ridgeline.engine.dtype import DTYPES, is_exact
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.engine.checkpoints.family_layouts import XIELU_PARTS
 from ridgeline.engine.checkpoints.gguf.decode_blocks import decode_blocks, nibbles
 from ridgeline.engine.checkpoints.gguf.pack_blocks import READERS, packed_blocks
-from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part, parts
+from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.blocks import merge_blocks, pack
 from ridgeline.engine.quant.grid import Grid
