@@ -169,8 +169,8 @@ def _tiled_heads(value: Tensor, spec: ModelSpec, part: Part) -> Tensor:
         return groups.transpose(0, 1).reshape(rows.shape)
 
     if part.key == "delta_o":  # the heads are its inputs, in whole blocks
-        by_row = value.view(len(value), delta.num_value_heads, -1)
-        groups = by_row.unflatten(1, (delta.num_key_heads, -1))
+        times = delta.num_value_heads // delta.num_key_heads
+        groups = value.view(len(value), delta.num_key_heads, times, -1)
         return groups.transpose(1, 2).reshape(value.shape)
     return torch.cat((value[:start], tiled(value[start:])))
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from ridgeline.engine.checkpoints.family_layouts import Layout
 from ridgeline.engine.checkpoints.safetensors import TensorEntry, entries_of, open_tensors
 from ridgeline.engine.checkpoints.tensor_names import (
-    Layout,
     LocatedTensor,
     Part,
     layouts_of,
