@@ -27,7 +27,7 @@ from ridgeline.errors import BadInput
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.rewrite import with_dtype
 from ridgeline.workflows.shrink.compare_models import ModelToCompare, compare_models
-from ridgeline.workflows.shrink.distill import check_options, resolve_models
+from ridgeline.workflows.shrink.distill import REPORT_FILE, check_options, resolve_models
 from tests.compress.small_llama import random_tensors, write
 
 TEXT = [(i * 7 + (i // 5) % 11) % 50 + 40 for i in range(16 * 60)]
@@ -170,6 +170,27 @@ def test_the_student_learns_and_continues_after_a_kill(
         ours, theirs = load_file(file), load_file(tmp_path / "cut" / file.name)
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert not (tmp_path / "cut.partial").exists()
+
+
+def test_interrupted_comparison_does_not_train_again(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same job finds its student; another one, or a finished report, is refused."""
+    output, recipe = tmp_path / "out", DistillRecipe(steps=2, batch=1, length=16)
+    first = train(pair, output, recipe)
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("it trains again")
+
+    monkeypatch.setattr(module, "DistillTraining", fail)
+    monkeypatch.setattr(module, "_fill_cache", fail)
+    assert train(pair, output, recipe) == first
+    check_options(output, DistillOptions())
+    with pytest.raises(BadInput, match="the output is there"):
+        train(pair, output, DistillRecipe(steps=3, batch=1, length=16))
+    (output / REPORT_FILE).write_text("{}", encoding="utf-8")
+    with pytest.raises(BadInput, match="the output is there"):
+        check_options(output, DistillOptions())
 
 
 def test_another_interrupted_run_is_not_overwritten(pair: tuple[str, str], tmp_path: Path) -> None:

@@ -88,13 +88,17 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DistillRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished training; stored with the student as `distillation.json`."""
+    """A finished training; stored with the student as `distillation.json`.
+
+    `digest`: of the recipe, both models' weights and the text.
+    """
 
     teacher: str
     student: str
     num_tokens: int
     recipe: DistillRecipe
     curve: tuple[CurvePoint, ...]
+    digest: str = ""
 
 
 ProgressCallback = Callable[[DistillProgress], None]
@@ -112,14 +116,20 @@ class DistillJob(NamedTuple):
 def distill_model(
     job: DistillJob, recipe: DistillRecipe, output: Path, on_progress: ProgressCallback
 ) -> DistillRun:
-    """Train the student into `output`. Raises BadInput, BadModel, CannotRun."""
+    """Train the student into `output`. Raises BadInput, BadModel, CannotRun.
+
+    A student that the same job has put there already is not trained again.
+    """
+    run = _fingerprint(job, recipe)
+    if (known := read_run(output)) is not None and known.digest == _digest(run):
+        return known
     refuse_output(output)
     spec = student_spec(job.teacher, job.student)
     windows_NT = windows(job.tokens, recipe.length, job.bos)
     path = model_path(job.student)
     order = window_order(len(windows_NT), recipe)
     with (
-        open_folder(output, _fingerprint(job, recipe)) as partial,
+        open_folder(output, run) as partial,
         CheckpointWeights(path, spec) as source,
     ):
         cache = TeacherCache(partial, windows_NT, recipe.top_k)
@@ -138,6 +148,7 @@ def distill_model(
             num_tokens=len(job.tokens),
             recipe=recipe,
             curve=tuple(curve),
+            digest=_digest(run),
         )
         result = new_result(partial)
         weights = StudentWeights(builder, source)
@@ -146,6 +157,14 @@ def distill_model(
         (result / CURVE_FILE).write_bytes(text)
     publish_result(partial, output)
     return finished
+
+
+def read_run(output: Path) -> DistillRun | None:
+    """The training whose student is in `output`; None if there is none."""
+    try:
+        return msgspec.json.decode((output / CURVE_FILE).read_bytes(), type=DistillRun)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def student_spec(teacher: str, student: str) -> ModelSpec:
@@ -320,3 +339,7 @@ def _fingerprint(job: DistillJob, recipe: DistillRecipe) -> dict[str, Any]:
         "weights": [[list(pair) for pair in pairs] for pairs in files],
         "text": hashlib.sha256(tokens).hexdigest(),
     }
+
+
+def _digest(run: dict[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(run, order="sorted")).hexdigest()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 JUDGED_WINDOWS, JUDGED_TOKENS = 16, 256
 SEQUENCE_TOKENS = 65_536
+REPORT_FILE = "distillation-report.json"
 STAGES = {"teacher": "reading the text with the teacher", "training": "training"}
 
 
@@ -52,7 +53,8 @@ def distill(
 ) -> DistillResult:
     """Train the student into the empty folder `output`.
 
-    An interrupted run resumes with the same arguments. Raises BadInput, BadModel or CannotRun.
+    An interrupted run resumes with the same arguments; one that was interrupted while it compared
+    the models does not train again. Raises BadInput, BadModel or CannotRun.
     """
     from ridgeline.compress.distill.distill_model import DistillJob, distill_model, student_spec
     from ridgeline.compress.drafter_training.train_drafter import check_enough
@@ -69,7 +71,6 @@ def distill(
     tokens = [*kept, *own.generate((bos, given), output, observer)]
     job = DistillJob(pair.teacher, pair.student, tokens, bos)
     finished = distill_model(job, recipe, output, _reporter(observer))
-    forget_own_text(output)
     with stage(observer, "comparing teacher and student on held-out text"):
         models = _compare(pair, output, options.compare_speed)
     result = DistillResult(
@@ -81,7 +82,8 @@ def distill(
         models=models,
         seconds=perf_counter() - start_s,
     )
-    result.save(output / "distillation-report.json")
+    result.save(output / REPORT_FILE)
+    forget_own_text(output)
     return result
 
 
@@ -103,9 +105,11 @@ def resolve_models(files: DistillFiles) -> TeacherAndStudent:
 def check_options(output: Path, options: DistillOptions) -> str:
     """The text to train on. Raises BadInput for options that no model can have."""
     from ridgeline.compress.calibration import read_text
+    from ridgeline.compress.distill.distill_model import read_run
     from ridgeline.compress.writers.store import refuse_output
 
-    refuse_output(output)
+    if (output / REPORT_FILE).exists() or read_run(output) is None:
+        refuse_output(output)
     if options.objective == "sequence" and options.top_k != 64:
         raise BadInput("--top-k has no effect with --objective sequence", fix="leave --top-k out")
     if options.objective == "sequence" and options.own_tokens == 0:
