@@ -89,3 +89,27 @@ def test_context_layouts_are_searched_only_where_tensor_parallelism_repeats_keys
     found = [layout for layout in enumerate_layouts(dense, 16, 32_768) if layout.cp > 1]
     assert found == [Layout(tp=2, cp=8), Layout(tp=4, cp=4), Layout(tp=8, cp=2)]
     assert Layout(tp=8, cp=2, ep=16) in list(enumerate_layouts(routed, 16, 32_768))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slo", "note"),
+    [
+        ("ttft:8000 tpot:30", "the cheapest fleet without it: "),
+        ("ttft:20000 tpot:9", "no fleet without it meets the SLO"),
+    ],
+)
+def test_plan_with_context_parallelism_names_the_fleet_without(slo: str, note: str) -> None:
+    found = ridgeline.plan(
+        "qwen2.5-7b",
+        input_len=100_000,
+        output_len=256,
+        slo=slo,
+        accelerator="h100-sxm",
+        quantization="bf16",
+        kv_cache_dtype="bf16",
+        price_per_hour=4.5,
+    )
+    assert found.fleets[0].layout.cp > 1
+    [said] = [text for text in found.notes if "context parallelism" in text]
+    assert note in said and ("$" in said) == ("cheapest" in note)

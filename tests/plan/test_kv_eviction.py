@@ -42,6 +42,7 @@ def test_prediction_counts_the_capped_tokens() -> None:
     )
     assert capped.prediction.decode_ms < 0.9 * full.prediction.decode_ms
     assert capped.prediction.kv_tokens_max == full.prediction.kv_tokens_max
+    assert (capped.prediction.kv_tokens_each, full.prediction.kv_tokens_each) == (1016, 7000)
     with pytest.raises(DoesNotFit):
         ridgeline.predict("llama-3.1-8b", **point, max_concurrency=200)
     more = ridgeline.predict(

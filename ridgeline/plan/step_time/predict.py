@@ -16,7 +16,8 @@ receives `osl` tokens, and sends the next prompt. The prediction contains:
     output_tok_s    batch · osl / (K steps, with all clients' prompts in them), by Little's law.
                     The time of K steps beyond ttft + (osl - 1) · tpot is the wait for other prompts
     kv_tokens_max   tokens of KV cache that the replica can hold
-    kv_tokens_each  tokens of it that one sequence takes; with windows fewer than it has
+    kv_tokens_each  tokens of it that one sequence takes at its end; with windows or eviction fewer
+                    than it has
     bound           the largest part of the decode step's time
     mbu, mfu        bytes and FLOPs of the decode step relative to the device's dense peaks
     interval        80 % intervals of TTFT, TPOT and throughput, from the errors in efficiency.toml
@@ -313,7 +314,7 @@ def predict_on(
         tiers=None if point.tiers is None else loads,
         output_tok_s=at.output_tok_s,
         kv_tokens_max=fits.kv_tokens,
-        kv_tokens_each=None if point.kv_eviction else machine.cost.kv_tokens(context),
+        kv_tokens_each=_tokens_each(machine, point),
         bound=decode.bound,
         mbu=least.mbu(decode.seconds),
         mfu=least.mfu(decode.seconds),
@@ -392,6 +393,14 @@ def decoding_sequences(machine: Replica, point: OperatingPoint) -> int:
 def middle_of_answer(point: OperatingPoint) -> int:
     """Tokens in the cache before a decode step in the middle of the answer."""
     return held_tokens(point.kv_eviction, point.isl, point.isl + point.osl // 2)
+
+
+def _tokens_each(machine: Replica, point: OperatingPoint) -> float:
+    """Tokens in the cache of one sequence at its end."""
+    context = point.isl + point.osl
+    if point.kv_eviction is None:
+        return machine.cost.kv_tokens(context)
+    return held_tokens(point.kv_eviction, point.isl, context)
 
 
 def speculation_model(machine: Replica, point: OperatingPoint) -> SpeculationModel | None:
