@@ -34,8 +34,9 @@ from ridgeline.modelspec.model import (
 
 pytestmark = pytest.mark.slow
 
-# Triton kernels have their own suite, tests/engine/kernels/triton: the interpreter is slow.
-FAST = [name for name in BACKENDS if name not in ("reference", "triton")]
+# Triton kernels have their own suite, tests/engine/kernels/triton, FlexAttention and FlashInfer
+# files here: they are slow on a CPU, or need a GPU.
+FAST = [name for name in BACKENDS if name not in ("reference", "triton", "flex", "flashinfer")]
 NUM_BLOCKS = 48
 JUNK = 50.0  # value in blocks and positions that must not be read
 

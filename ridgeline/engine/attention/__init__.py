@@ -23,6 +23,8 @@ BACKENDS = MappingProxyType(
     {
         "native": "ridgeline.engine.attention.native:NativeAttention",
         "triton": "ridgeline.engine.attention.triton:TritonAttention",
+        "flashinfer": "ridgeline.engine.attention.libraries.flashinfer:FlashInferAttention",
+        "flex": "ridgeline.engine.attention.libraries.flex:FlexAttention",
         "tables": "ridgeline.engine.attention.tables:TableAttention",
         "torch": "ridgeline.engine.attention.paged:PagedAttention",
         "reference": "ridgeline.engine.attention.reference:ReferenceAttention",

@@ -30,7 +30,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -157,7 +157,12 @@ class TorchKernels:
 
 
 class TableAttention:
-    """Block tables with kernels of torch operators; subclasses bring faster ones."""
+    """Block tables with kernels of torch operators; subclasses bring faster ones.
+
+    `why_not_captured`: why a decode step must not be captured in a CUDA graph; "" if it may.
+    """
+
+    why_not_captured: ClassVar[str] = ""
 
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         self.attentions = tuple(layer.attention for layer in spec.layers)

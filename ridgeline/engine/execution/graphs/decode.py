@@ -259,6 +259,8 @@ def why_no_graphs(decoder: Decoder, attention: Attention) -> str | None:
         return f"the device is {decoder.device.type}"
     if not isinstance(attention, TableAttention):
         return "the attention backend has no block tables"
+    if attention.why_not_captured:
+        return attention.why_not_captured
     if not all(experts.has_fixed_shapes for experts in routed_experts(decoder.body.blocks)):
         return "the rows of each expert are counted on the host"
     return None

@@ -1,0 +1,1 @@
+"""Attention by libraries: torch's FlexAttention, and FlashInfer where it is installed."""
