@@ -25,6 +25,7 @@ from torch import Tensor
 from ridgeline.engine.kernels.scaled_products import multiply, quantise_rows, quantise_weight
 from ridgeline.engine.quant.int4.quantise import quantise
 from ridgeline.engine.quant.int4.unpacked import UnpackedInt4
+from ridgeline.engine.quant.sparse24 import Sparse24Linear
 
 SHAPES = {
     "llama-3.1-8b": {
@@ -125,6 +126,15 @@ def kernels(weight_OI: Tensor, num_rows: int) -> Iterator[tuple[str, float, Prod
             lambda x: triton.w4a16(x, int4.packed_OJ, int4.scale_OG, None, group_size=128),
         )
     yield from _tinygemm(weight_OI)
+    yield from _sparse24(weight_OI)
+
+
+def _sparse24(weight_OI: Tensor) -> Iterator[tuple[str, float, Product]]:
+    """2:4 sparse weights in BF16, by torch's semi-structured products."""
+    kept = torch.zeros_like(weight_OI).view(len(weight_OI), -1, 4)
+    mask = kept.scatter_(-1, weight_OI.abs().view_as(kept).topk(2, -1).indices, 1.0)
+    linear = Sparse24Linear((weight_OI * mask.view_as(weight_OI)).contiguous(), None)
+    yield "bf16 2:4 sparse", 1.125, linear
 
 
 def _tinygemm(weight_OI: Tensor) -> Iterator[tuple[str, float, Product]]:

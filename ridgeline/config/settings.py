@@ -89,7 +89,7 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None,
+        Literal["int8", "int4", "fp8", "nvfp4", "sparse-24", "bf16"] | None,
         About(
             "Quantise the layers' weights when loading, rounding to nearest. `ridgeline quantize` "
             "loses less accuracy at 4 bits.",
@@ -498,7 +498,7 @@ class EngineSettings(TypedDict, total=False):
     """
 
     generation_config: str
-    quantization: Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None
+    quantization: Literal["int8", "int4", "fp8", "nvfp4", "sparse-24", "bf16"] | None
     lm_head_quantization: Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None
     activations: Literal["int8", "int16", "float32"]
     enable_prefix_caching: bool

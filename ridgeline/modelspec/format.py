@@ -107,6 +107,8 @@ FP8_BLOCK = Format(
 """Planning only: FP8 with a scale per block of 128 by 128 weights, as in DeepSeek-V3."""
 NVFP4 = Format(kind="nvfp4", bits=4, group_size=16, scale_bytes=1, activations="float4")
 """Planning only: FP4 with an FP8 scale per 16 weights, multiplied by FP4."""
+SPARSE24 = Format(kind="sparse24", bits=9, activations="bfloat16")
+"""Half of the weights in 16 bits, and a bit per weight for their places."""
 NVFP4_WEIGHTS = Format(kind="nvfp4", bits=4, group_size=16, scale_bytes=1, activations="bfloat16")
 """The same weights, multiplied by activations as they are: those of Ridgeline's engine."""
 

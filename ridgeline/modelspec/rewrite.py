@@ -26,6 +26,7 @@ from ridgeline.modelspec.format import (
     INT4,
     INT8,
     NVFP4_WEIGHTS,
+    SPARSE24,
     WHOLE_KINDS,
     Format,
     dense,
@@ -72,6 +73,11 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=NVFP4_WEIGHTS,
             why="4-bit floats (E2M1) with an E4M3 scale per 16, for GPUs; activations as they are",
+        ),
+        "sparse-24": Quantization(
+            patterns=("layers.*.attention.*", "layers.*.mlp.*"),
+            format=SPARSE24,
+            why="two of four weights that are 2:4 sparse already, for sparse tensor cores",
         ),
         "bf16": Quantization(
             patterns=("*",),
@@ -314,7 +320,7 @@ def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> 
 
 def _kept_plain(old: LinearSpec, new: LinearSpec) -> LinearSpec:
     """`new` unless it is packed: latent attention multiplies these weights as plain numbers."""
-    packed = ("int4", "int8", "blocks", "float8_e4m3", "nvfp4", "bf16", "fp32")
+    packed = ("int4", "int8", "blocks", "float8_e4m3", "nvfp4", "sparse24", "bf16", "fp32")
     return old if new.format.kind in packed else new
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from ridgeline.engine.kernels.scaled_products import quantise_rows
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.int4.quantise import quantise
-from ridgeline.modelspec.format import FP8, INT8, Format, int4
+from ridgeline.engine.quant.sparse24 import Sparse24Linear
+from ridgeline.modelspec.format import FP8, INT8, SPARSE24, Format, int4
 from ridgeline.modelspec.model import LinearSpec
 
 SIZES = [(256, 128), (6144, 4096), (96, 14336)]
@@ -71,3 +72,31 @@ def test_rows_of_int8_do_not_depend_on_their_batch() -> None:
     x_TI = torch.randn(100, 1024).bfloat16().cuda()
     alone = torch.cat([linear(row.unsqueeze(0)) for row in x_TI])
     assert (linear(x_TI) - alone).abs().max() <= 2**-7 * alone.abs().max()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_sparse_products_are_those_of_the_dense_weight(size: tuple[int, int], bias: bool) -> None:
+    """Eagerly and from a graph."""
+    torch.manual_seed(1)
+    weight_OI = (torch.randn(size) * 0.02).bfloat16().cuda()
+    groups = weight_OI.abs().view(size[0], -1, 4)
+    mask = torch.zeros_like(groups).scatter_(-1, groups.topk(2, -1).indices, 1.0)
+    weight_OI = (weight_OI * mask.view(size)).contiguous()
+    bias_O = torch.randn(size[0]).bfloat16().cuda() if bias else None
+    spec = LinearSpec(num_out=size[0], num_in=size[1], format=SPARSE24, bias=bias)
+    linear = build_linear(spec, weight_OI, bias_O, torch.device("cuda"), torch.bfloat16)
+    assert isinstance(linear, Sparse24Linear)
+    assert torch.equal(linear.widen(), weight_OI)
+    for num_rows in ROWS:
+        x_TI = torch.randn(num_rows, size[1]).bfloat16().cuda()
+        want = F.linear(x_TI.double(), weight_OI.double())
+        want = want if bias_O is None else want + bias_O.double()
+        found = linear(x_TI)
+        bound = ROUNDING * want.abs().max()
+        assert float((found.double() - want).abs().max()) < bound
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = linear(x_TI)
+        graph.replay()
+        assert torch.equal(captured, found)

@@ -4,7 +4,8 @@
   bitmask     uint8 [N, ⌈K / 8⌉]: bit i % 8 of byte i // 8 is set where input i is stored
 
 A stored value may itself be zero. The file holds half of the values and one bit for each weight,
-9/16 of the dense 16-bit size; in memory the weight is dense again.
+9/16 of the dense 16-bit size. In memory the weight is dense again, unless `--quantization
+sparse-24` stores it so.
 """
 
 from __future__ import annotations
@@ -17,27 +18,10 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.codecs.base import Read, contradiction
 from ridgeline.engine.checkpoints.safetensors import TensorEntry
-from ridgeline.errors import BadInput
+from ridgeline.engine.quant.sparse24 import stored_mask
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 _SUFFIXES = (".compressed", ".bitmask", ".shape")
-
-
-def stored_mask(weight_OI: Tensor) -> Tensor:
-    """Which two of every four inputs are stored: those of largest magnitude, the first of equals.
-
-    Raises BadInput if the number of inputs is no multiple of four, or if more than two of four
-    adjacent weights are not zero.
-    """
-    num_out, num_in = weight_OI.shape
-    if num_in % 4:
-        raise BadInput("2:4 sparsity needs groups of four inputs", value=f"{num_in} inputs")
-    groups_OG4 = weight_OI.abs().view(num_out, -1, 4)
-    if int((groups_OG4 > 0).sum(-1).amax()) > 2:
-        raise BadInput("more than two of four adjacent weights are not zero")
-    kept_OG2 = torch.argsort(groups_OG4, dim=-1, descending=True, stable=True)[..., :2]
-    mask_OG4 = torch.zeros_like(groups_OG4, dtype=torch.bool)
-    return mask_OG4.scatter_(-1, kept_OG2, True).view(num_out, num_in)
 
 
 def compress_24(weight_OI: Tensor) -> dict[str, Tensor]:
