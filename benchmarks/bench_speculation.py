@@ -18,10 +18,11 @@ disturbs less, and the controller decides by it too.
 
 Workloads: `edit` (source is to be repeated with a change: much of the answer is in the prompt),
 `rename` (likewise, with a name renamed),
-`question` (a document, then a question on it), `free` (held-out text goes on, sampled at 0.8 with a
-seed: little repeats). Each with greedy decoding but the last. Prompts are cut from the held-out
-texts that ship with Ridgeline and differ from sequence to sequence. `booked` and `predicted` are
-the controller's own account of the same steps: the gain that it saw, and that it expected.
+`question` (a document, then a question on it), `chat` (held-out user messages in the model's chat
+template), `free` (held-out text goes on, sampled at 0.8 with a seed: little repeats). Each with
+greedy decoding but the last. Prompts are cut from the held-out texts that ship with Ridgeline and
+differ from sequence to sequence. `booked` and `predicted` are the controller's own account of the
+same steps: the gain that it saw, and that it expected.
 """
 
 from __future__ import annotations
@@ -155,6 +156,13 @@ def texts(name: str, size: int, count: int) -> list[str]:
     whole = (HELDOUT / name).read_text(encoding="utf-8")
     step = max(1, (len(whole) - size) // max(1, count))
     return [whole[i * step : i * step + size] for i in range(count)]
+
+
+def chats(engine: Engine, count: int) -> list[list[int]]:
+    """`count` held-out user messages as the model's chat template puts them."""
+    lines = (HELDOUT / "chat.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    firsts = [json.loads(line)["messages"][0] for line in lines]
+    return [list(engine.tokenizer.apply_chat_template([message])) for message in firsts]
 
 
 def prompts_of(workload: str, count: int) -> list[str]:
@@ -321,7 +329,10 @@ def run(args: argparse.Namespace, name: str, batch: int) -> None:
         by_clock(engine, clock)
         drafts, each = switched(engine, batch, clock), 2 * batch if batch > 1 else 1
         for workload in args.workloads:
-            prompts = prompts_of(workload, each * (1 + args.rounds))
+            count = each * (1 + args.rounds)
+            prompts: Sequence[Any] = prompts_of(workload, count)
+            if workload == "chat":
+                prompts = chats(engine, count)
             asked = [prompts[i : i + each] for i in range(0, len(prompts), each)]
             sampling = sampling_of(workload, args.tokens)
             found = compare(engine, drafts, asked, sampling, args.seconds, args.turn)
