@@ -150,20 +150,23 @@ class Engine:
         prompts: Sequence[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
         adapter: str | Sequence[str] = "",
+        resumed: Sequence[Sequence[int]] = (),
     ) -> list[Completion]:
         """Complete all prompts in one batch; blocks until they are done.
 
         `sampling` applies to all prompts, or gives one entry per prompt; without it the model's
         own defaults apply (`default_sampling`). `adapter` names a loaded adapter, "" the base
-        model, or one entry per prompt. Raises before anything runs if one prompt is invalid, and
-        EngineUnavailable if one fails.
+        model, or one entry per prompt. `resumed`: per prompt, the tokens with which its output
+        begins; they are part of the completion and count towards `max_tokens`. Raises before
+        anything runs if one prompt is invalid, and EngineUnavailable if one fails.
         """
         one = self.default_sampling.fill() if sampling is None else sampling
         samplings = one if isinstance(one, Sequence) else [one] * len(prompts)
         adapters = [adapter] * len(prompts) if isinstance(adapter, str) else adapter
+        begun = [[tokens] for tokens in resumed] or [[]] * len(prompts)
         requests = [
-            self._make_request(p, s, adapter_name=a)
-            for p, s, a in zip(prompts, samplings, adapters, strict=True)
+            self._make_request(p, s, adapter_name=a, resumed=r)
+            for p, s, a, r in zip(prompts, samplings, adapters, begun, strict=True)
         ]
         builders = {request.id: CompletionBuilder(request) for request in requests}
         inbox, waiting = BlockingInbox(), set(builders)

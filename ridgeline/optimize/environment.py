@@ -21,6 +21,7 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish
 from ridgeline.measure.workload.arrivals import RecordedArrivals
+from ridgeline.optimize.quality.recall import RecallSource, RecallTexts
 from ridgeline.optimize.quality.served_text import TextSource
 from ridgeline.optimize.quality.task_questions import Task, TextQuestion
 from ridgeline.optimize.quality.text_comparison import Array
@@ -142,6 +143,21 @@ class ServedTexts(msgspec.Struct, frozen=True, kw_only=True):
     source_of: Callable[[Deployment], TextSource | None]
 
 
+class ContextSource(TextSource, RecallSource, Protocol):
+    """A configuration that is asked about long contexts, and answers through its KV cache."""
+
+
+class LongContexts(msgspec.Struct, frozen=True, kw_only=True):
+    """What rungs that change the KV cache are judged by.
+
+    `texts`: long held-out texts to continue. `recall`: questions about facts in long contexts.
+    """
+
+    texts: tuple[str, ...]
+    recall: RecallTexts
+    source_of: Callable[[Deployment], ContextSource]
+
+
 class UserEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """The user's own evaluation of a deployment: its score, which may drop by `margin`."""
 
@@ -155,9 +171,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     `facts`: named numbers about machine, model and workload that rungs may require. `heldout`:
     windows of held-out text for the quality panel (empty if full distributions cannot be read).
     `tasks`: its questions. `served`: the same as text, for servers. `evaluation`: the user's own
-    gate. Without any of these lossy rungs are left out. `traffic`: the shape of the workload.
-    `check_prompts`: prompts of the exactness check. `longest_output`: the most tokens that one
-    request of the workload generates.
+    gate. Without any of these lossy rungs are left out. `long_contexts`: what a change of the KV
+    cache is judged by; rungs that need it cannot run without it. `traffic`: the shape of the
+    workload. `check_prompts`: prompts of the exactness check. `longest_output`: the most tokens
+    that one request of the workload generates.
     `steps_of`: the steps the simulator learns from a run.
     `near_tie`: nats between two tokens below which rounding may swap them. `make`: quantises
     weights by a method within a time limit in seconds and returns settings that open them; raises
@@ -180,6 +197,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[Task, ...] = ()
     make: MakeWeights = cannot_make_weights
     served: ServedTexts | None = None
+    long_contexts: LongContexts | None = None
     evaluation: UserEvaluation | None = None
     traffic: TrafficProfile | None = None
 

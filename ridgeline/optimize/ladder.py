@@ -28,6 +28,8 @@ from ridgeline.optimize.server_settings import (
 
 MAKE = "make"  # key of `changes` that names the quantisation method
 Honesty = Literal["exact", "lossy"]
+Gate = Literal["text", "continuations", "recall"]
+"""What judges a lossy rung; see ladder.toml."""
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any] = {}
     variants: tuple[dict[str, Any], ...] = ()
     needs: tuple[Condition, ...] = ()
+    gate: tuple[Gate, ...] = ("text",)
 
 
 DEFAULTS = Rung(

@@ -416,9 +416,8 @@ class LadderSearch:
     ) -> RunningConfiguration | None:
         """Measure the candidate; None if its tokens or the time ended the trial before."""
         incumbent = self._running_incumbent
-        honesty = candidate.rung.honesty
         if not await self._checks.outputs_agree(
-            honesty, incumbent.deployment, deployment, evidence
+            candidate.rung, incumbent.deployment, deployment, evidence
         ):
             return None
         fixed = self._job.objective == "latency"

@@ -12,10 +12,20 @@ from collections.abc import Sequence
 from ridgeline.errors import CannotRun
 from ridgeline.optimize import quality
 from ridgeline.optimize.comparison.load_runner import LoadRunner
-from ridgeline.optimize.environment import Deployment, Environment, ServedTexts
+from ridgeline.optimize.environment import (
+    ContextSource,
+    Deployment,
+    Environment,
+    LongContexts,
+    ServedTexts,
+)
+from ridgeline.optimize.ladder import Rung
 from ridgeline.optimize.quality import (
     Divergence,
     PanelSize,
+    QualityLimits,
+    RecallPart,
+    RecallReference,
     SequentialPanel,
     TaskPanelPart,
     TaskReference,
@@ -54,6 +64,8 @@ class CandidateChecks:
         self._text: TextReference | None = None
         self._tasks: Sequence[TaskReference] = ()
         self._served: ServedReference | None = None
+        self._continued: ServedReference | None = None
+        self._recall: RecallReference | None = None
         self._references_frozen = False
         evaluation = environment.evaluation
         margin = 0.0 if evaluation is None else evaluation.margin
@@ -118,15 +130,15 @@ class CandidateChecks:
         )
 
     async def outputs_agree(
-        self, honesty: str, incumbent: Deployment, candidate: Deployment, evidence: TrialEvidence
+        self, rung: Rung, incumbent: Deployment, candidate: Deployment, evidence: TrialEvidence
     ) -> bool:
         """The cheap check before speed is measured: equal tokens, or a first look that does not
         fail.
         """
-        if honesty == "exact":
+        if rung.honesty == "exact":
             evidence.exactness = await self.same_tokens(incumbent, candidate)
             return evidence.exactness.same
-        evidence.panel = panel = self.examine(incumbent, candidate)
+        evidence.panel = panel = self.examine(rung, incumbent, candidate)
         if panel is None:
             return True
         self._runner.report("taking a first look at its quality")
@@ -161,14 +173,27 @@ class CandidateChecks:
         )
         evidence.quality = with_check(evidence.quality, check)
 
-    def examine(self, incumbent: Deployment, candidate: Deployment) -> SequentialPanel | None:
-        """A panel for a lossy candidate, against the baseline's distributions; None if the server
-        gives none, so that only the user's evaluation judges.
+    def examine(
+        self, rung: Rung, incumbent: Deployment, candidate: Deployment
+    ) -> SequentialPanel | None:
+        """A panel for a lossy candidate, by what its rung's `gate` names, against the baseline's
+        distributions; None if the server gives none, so that only the user's evaluation judges.
+
+        Raises CannotRun if the rung changes what only long contexts show, and they cannot be asked.
 
         Until a lossy rung is kept, every kept rung was exact, so the incumbent's distributions are
         the baseline's. After that (`freeze_references`) only what was already read can be compared.
         """
         limits, size = quality.load_quality_limits()
+        contexts = self._environment.long_contexts
+        parts: list[TaskPart] = []
+        if "recall" in rung.gate and contexts is not None:
+            parts.append(self._recall_part(rung, contexts, incumbent, candidate))
+        if "text" not in rung.gate:
+            if contexts is None:
+                raise CannotRun("what it loses shows in long contexts, which cannot be asked here")
+            long_text = self._continuations(contexts, incumbent, candidate, limits, size)
+            return self._panel(long_text, parts, size)
         served = self._environment.served
         source = None if served is None else served.source_of(candidate)
         text: TextPart
@@ -188,12 +213,47 @@ class CandidateChecks:
             tasks = [TaskPanelPart(task, candidate.logprobs_of, limits, size) for task in known]
         else:
             return None
+        return self._panel(text, [*tasks, *parts], size)
+
+    def _panel(self, text: TextPart, tasks: Sequence[TaskPart], size: PanelSize) -> SequentialPanel:
         return SequentialPanel(
             text,
             tasks,
             max_looks=size.max_looks,
             clock=lambda: self._runner.budget.spent_s,
         )
+
+    def _recall_part(
+        self, rung: Rung, contexts: LongContexts, incumbent: Deployment, candidate: Deployment
+    ) -> RecallPart:
+        """Facts in long contexts; decisive where the rung is not judged by short texts as well.
+
+        The original is the incumbent of the first rung that asks: what was kept before changed no
+        cache.
+        """
+        limits, size = quality.load_quality_limits()
+        source = contexts.source_of(incumbent)
+        if self._recall is None:
+            self._recall = RecallReference(contexts.recall, source)
+        self._recall.read_with(source)
+        required = "text" not in rung.gate
+        after = contexts.source_of(candidate)
+        return RecallPart(self._recall, after, limits, size, required=required)
+
+    def _continuations(
+        self,
+        contexts: LongContexts,
+        incumbent: Deployment,
+        candidate: Deployment,
+        limits: QualityLimits,
+        size: PanelSize,
+    ) -> ServedTextPart:
+        """Greedy continuations of long texts, each computed through the cache."""
+        source: ContextSource = contexts.source_of(incumbent)
+        if self._continued is None:
+            self._continued = ServedReference(contexts.texts, (), source)
+        self._continued.read_with(source)
+        return ServedTextPart(self._continued, contexts.source_of(candidate), limits, size)
 
     def _served_reference(self, incumbent: Deployment, served: ServedTexts) -> ServedReference:
         """What the original says of the texts. Raises CannotRun if it says nothing."""
@@ -226,8 +286,9 @@ class CandidateChecks:
             self._text.freeze()
         for task in self._tasks:
             task.freeze()
-        if self._served is not None:
-            self._served.freeze()
+        for reference in (self._served, self._continued, self._recall):
+            if reference is not None:
+                reference.freeze()
         self._references_frozen = True
 
     def _references(

@@ -103,6 +103,7 @@ def test_a_failed_check_outweighs_an_open_one() -> None:
         kl_p999_max=10.0,
         greedy_agreement_min=0.0,
         task_drop_max=1.0,
+        recall_drop_max=1.0,
     )
     assert examined(0.1, count=16, gate=strict).verdict == "fail"
 
@@ -278,7 +279,7 @@ def test_a_task_passes_fails_or_is_too_hard(
         question.read(look)
     checks = question.checks(0.95)
     assert [check.verdict for check in checks] == ([verdict] if verdict else [])
-    assert (question.score().right_after is not None) == (verdict is not None)
+    assert (question.scores()[0].right_after is not None) == (verdict is not None)
 
 
 def test_a_tokenizer_that_splits_the_answers_has_no_tasks() -> None:

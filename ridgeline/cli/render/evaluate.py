@@ -37,6 +37,8 @@ def _lines(evaluation: Evaluation) -> Iterator[str]:
     yield from _text_lines(candidate)
     yield from _output_lines(candidate.divergence, evaluation.lengths, evaluation.floor.divergence)
     yield from _task_lines(candidate.tasks)
+    if evaluation.long_contexts is not None:
+        yield from _long_context_lines(evaluation.long_contexts)
     yield from _lm_eval_lines(evaluation.harness)
     yield from _slice_lines("by kind of text", evaluation.by_kind)
     yield from _slice_lines("by tokens of context", evaluation.by_context)
@@ -109,6 +111,22 @@ def _task_lines(tasks: Sequence[TaskScore]) -> Iterator[str]:
             yield f"{text} → {task.right_after:.1%}; {changed}"
 
 
+def _long_context_lines(long: QualityVerdict) -> Iterator[str]:
+    """Through the KV cache: every check with its limit, then the scores."""
+    yield ""
+    looks = (
+        f"decided after {long.num_looks} look(s)"
+        if long.verdict != "inconclusive"
+        else (f"not decided after {long.num_looks} look(s)")
+    )
+    yield f"long contexts, through the KV cache: {long.verdict}, {looks}"
+    for check in long.checks:
+        mark = {"pass": "✓", "fail": "✗", "inconclusive": "?"}[check.verdict]
+        shown = _interval(check.measured)
+        yield f"{mark} {check.name:24}{shown:32}{rounded(check.limit, 4):>9}"
+    yield from _task_lines(long.tasks)
+
+
 def _lm_eval_lines(scores: Sequence[LmEvalScore]) -> Iterator[str]:
     for i, score in enumerate(scores):
         head = "lm-eval" if i == 0 else ""
@@ -149,7 +167,8 @@ def _verdict_line(evaluation: Evaluation) -> str:
     if evaluation.verdict == "pass":
         return "verdict: pass"
     lm_eval = [score.check for score in evaluation.harness if score.check is not None]
-    checks = (*evaluation.candidate.checks, *lm_eval)
+    long = () if evaluation.long_contexts is None else evaluation.long_contexts.checks
+    checks = (*evaluation.candidate.checks, *long, *lm_eval)
     names = [check.name for check in checks if check.verdict == evaluation.verdict]
     return f"verdict: {evaluation.verdict} ({', '.join(names)})"
 

@@ -57,6 +57,15 @@ class ServerScorer:
             raise CannotRun("this server returns no tokens with its answer", value=self.url)
         return [row.token for row in rows], [_gap(list(row.top.values())) for row in rows]
 
+    @property
+    def continues_output(self) -> bool:
+        """Servers take a whole prompt: output that is given becomes part of it."""
+        return False
+
+    def complete(self, prompt: str, written: str, max_tokens: int) -> str:
+        """The greedy output for a prompt, as text."""
+        return "".join(self.answer(prompt + written, max_tokens)[0])
+
     def _complete(self, text: str, max_tokens: int, logprobs: int) -> dict[str, Any]:
         body = {
             "model": self._model,

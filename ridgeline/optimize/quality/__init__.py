@@ -3,6 +3,7 @@
   text_comparison    held-out text, paired: perplexity, KL (mean and p99.9), greedy agreement
   quantile_interval  confidence interval of an extreme quantile
   task_questions     generated questions with one right answer: arithmetic, code, recall
+  recall             facts in long contexts: what a smaller KV cache loses first
   greedy_divergence  where greedy responses diverge, and whether their lengths drift
   sequential         reads until every threshold is decided, without false passes
   thresholds         quality.toml
@@ -16,6 +17,12 @@ from ridgeline.optimize.quality.greedy_divergence import (
     LengthDrift,
     divergence,
     length_drift,
+)
+from ridgeline.optimize.quality.recall import (
+    RecallPart,
+    RecallReference,
+    RecallSource,
+    RecallTexts,
 )
 from ridgeline.optimize.quality.sequential import QualityVerdict, SequentialPanel
 from ridgeline.optimize.quality.task_questions import (
@@ -50,6 +57,10 @@ __all__ = [
     "PanelSize",
     "QualityLimits",
     "QualityVerdict",
+    "RecallPart",
+    "RecallReference",
+    "RecallSource",
+    "RecallTexts",
     "SequentialPanel",
     "Task",
     "TaskPanelPart",

@@ -74,24 +74,28 @@ class TextPart(PanelPart, Protocol):
 
 
 class TaskPart(PanelPart, Protocol):
-    """Questions with right answers."""
+    """Questions with right answers, of one kind or several."""
 
-    def score(self) -> TaskScore: ...
+    def scores(self) -> tuple[TaskScore, ...]: ...
 
 
 class SequentialPanel:
-    """The panel for one candidate. `clock` (seconds) predicts what a further look costs."""
+    """The panel for one candidate. `clock` (seconds) predicts what a further look costs.
+
+    `text` is None where only questions are asked.
+    """
 
     def __init__(
         self,
-        text: TextPart,
+        text: TextPart | None,
         tasks: Sequence[TaskPart],
         *,
         max_looks: int,
         clock: Callable[[], float],
     ) -> None:
         self._text, self._tasks = text, tasks
-        self._open: list[PanelPart] = [text, *tasks]
+        self._parts: list[PanelPart] = [*tasks] if text is None else [text, *tasks]
+        self._open = self._parts
         self._max_looks, self._clock = max_looks, clock
         self._checks: dict[str, ThresholdCheck] = {}
         self._num_looks, self._spent_s = 0, 0.0
@@ -126,8 +130,7 @@ class SequentialPanel:
         return 1 - (ERROR - INTERIM * num_interim if last else INTERIM)
 
     def _judge(self, level: float) -> None:
-        parts: list[PanelPart] = [self._text, *self._tasks]
-        for part in parts:
+        for part in self._parts:
             for check in part.checks(level):
                 old = self._checks.get(check.name)
                 if old is None or old.verdict == "inconclusive":
@@ -139,17 +142,12 @@ class SequentialPanel:
 
     def conclude(self, divergence: Divergence | None = None) -> QualityVerdict:
         """The result so far."""
-        text = self._text.summary()
+        text = None if self._text is None else self._text.summary()
         return QualityVerdict(
             verdict=self.verdict,
             checks=tuple(self._checks.values()),
-            perplexity_before=text.perplexity_before,
-            perplexity_after=text.perplexity_after,
-            num_positions=text.num_positions,
-            num_windows=text.num_windows,
-            num_flips=text.num_flips,
+            **({} if text is None else msgspec.structs.asdict(text)),
             num_looks=self._num_looks,
-            perplexity_error=text.perplexity_error,
-            tasks=tuple(task.score() for task in self._tasks),
+            tasks=tuple(score for task in self._tasks for score in task.scores()),
             divergence=divergence,
         )

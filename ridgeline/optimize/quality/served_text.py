@@ -340,11 +340,11 @@ class ServedQuestionsPart:
         known = self._reference.questions(len(self._right))
         return [float(new) - float(old) for (_, old), new in zip(known, self._right, strict=True)]
 
-    def score(self) -> TaskScore:
+    def scores(self) -> tuple[TaskScore, ...]:
         """The scores to show."""
         count = len(self._right) or self._size.first_items
         known = self._reference.questions(count)
-        return TaskScore(
+        score = TaskScore(
             name="questions",
             num_items=len(known),
             chance=self._chance,
@@ -352,3 +352,4 @@ class ServedQuestionsPart:
             right_after=sum(self._right) / max(1, len(known)) if self._mastered else None,
             num_flips=sum(change != 0 for change in self._changes()),
         )
+        return (score,)

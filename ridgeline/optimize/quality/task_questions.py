@@ -266,11 +266,11 @@ class TaskPanelPart:
         before = self._reference.right(len(self._right))
         return [float(new) - float(old) for old, new in zip(before, self._right, strict=True)]
 
-    def score(self) -> TaskScore:
+    def scores(self) -> tuple[TaskScore, ...]:
         """The scores to show."""
         count = len(self._right) or self._size.first_items
         before = self._reference.right(count)
-        return TaskScore(
+        score = TaskScore(
             name=self._reference.task.name,
             num_items=len(before),
             chance=self._reference.task.chance,
@@ -278,6 +278,7 @@ class TaskPanelPart:
             right_after=sum(self._right) / count if self._mastered else None,
             num_flips=sum(change != 0 for change in self._changes()),
         )
+        return (score,)
 
 
 _KINDS = (("arithmetic", _arithmetic), ("variables", _variables), ("recall", _recall))

@@ -24,6 +24,7 @@ class QualityLimits(msgspec.Struct, frozen=True, kw_only=True):
     kl_p999_max: float
     greedy_agreement_min: float
     task_drop_max: float
+    recall_drop_max: float
 
 
 class PanelSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class PanelSize(msgspec.Struct, frozen=True, kw_only=True):
     window_tokens: int
     first_windows: int
     first_items: int
+    first_contexts: int
     max_looks: int
     max_reference_bytes: int
 

@@ -50,8 +50,9 @@ class JointProposals:
         A rung that is tried alone shows what it is worth. So a point with switches is proposed only
         if more rungs gain than the budget affords trials (`num_affordable`), or if it gains
         `SYNERGY` times what its parts gain alone; one of numbers, which interact, always.
-        Rungs that quantise weights first, and those whose effect the simulator does not see, are
-        not joined: each needs a separate trial. A kind that failed once is not proposed again.
+        Rungs that quantise weights first, those whose effect the simulator does not see, and those
+        that held-out windows cannot judge are not joined: each needs a separate trial. A kind that
+        failed once is not proposed again.
         """
         failed = {trial.rung for trial in trials if trial.verdict != "kept"}
         visible = {
@@ -129,7 +130,7 @@ class JointProposals:
         """Exact rungs that change a number, and others that are predicted to gain."""
         dimensions = []
         for rung, options in possible:
-            if any(option.make is not None for option in options):
+            if any(option.make is not None for option in options) or "text" not in rung.gate:
                 continue
             dimension = dimension_of(rung, options, incumbent)
             gains = rung.id in visible and visible[rung.id].predicted_gain > 1 + MIN_GAIN

@@ -247,6 +247,7 @@ def joint_candidate(point: JointPoint, incumbent: Settings) -> RungCandidate:
         hurts_when="The simulator is wrong about one of them, which a separate trial would show.",
         risk=max(rung.risk for rung in rungs),
         complexity=max(rung.complexity for rung in rungs),
+        gate=tuple(dict.fromkeys(name for rung in rungs for name in rung.gate)),
     )
     return RungCandidate(
         rung=rung,

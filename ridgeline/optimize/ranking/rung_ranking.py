@@ -191,6 +191,8 @@ class Ranking:
             return None
         if self._references_lost:
             return "lossy, and the search was resumed after a lossy rung had been kept"
+        if "text" not in rung.gate and self._environment.long_contexts is None:
+            return "lossy, and long contexts, which alone show what it loses, cannot be asked here"
         if self._environment.judges_quality:
             return None
         return (

@@ -20,7 +20,8 @@ from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.errors import BadInput
-from ridgeline.optimize.quality import Array, LogprobsOf
+from ridgeline.optimize.quality import Array, GateVerdict, LogprobsOf, QualityVerdict
+from ridgeline.optimize.quality.thresholds import worst_verdict
 from ridgeline.records.progress import Observer, silent, stage
 from ridgeline.workflows.evaluate.evaluation import (
     Evaluation,
@@ -88,8 +89,9 @@ def evaluate(
             model = OpenModel(candidate, stack)
             outputs = reference.outputs_of(model)
             verdict, by_kind = reference.compare_by_kind(model.logprobs_of, outputs)
-        with stage(observer, "by length of context"):
+        with stage(observer, "by length of context, and facts in long contexts"):
             by_context = reference.compare_by_context(model.logprobs_of)
+            long = reference.compare_long(model)
         with stage(observer, "control: the original with a planted fault"):
             control = reference.compare(_with_fault(resolved))
         reason = refusal_reason(floor, control)
@@ -102,12 +104,18 @@ def evaluate(
             by_context=by_context,
             lengths=reference.length_drift(outputs),
             control=control,
+            long_contexts=long,
             refusal=reason,
-            verdict="inconclusive" if reason else verdict.verdict,
+            verdict="inconclusive" if reason else _verdict_of(verdict, long),
         )
         if lm_eval is None:
             return evaluation
         return with_lm_eval(evaluation, _lm_eval_scores(reference, model, lm_eval, observer))
+
+
+def _verdict_of(candidate: QualityVerdict, long: QualityVerdict | None) -> GateVerdict:
+    """The worse of both."""
+    return worst_verdict([candidate.verdict, *([] if long is None else [long.verdict])])
 
 
 def _lm_eval_scores(

@@ -53,8 +53,9 @@ class Evaluation(Result, frozen=True, kw_only=True):
     """The candidate against the original.
 
     `floor`: the original against itself on another number of threads, which is what rounding alone
-    does. `control`: the original with a planted fault, which must fail. `refusal`: why there is no
-    verdict, if there is none. `harness`: scores of lm-eval's tasks, if any were run.
+    does. `control`: the original with a planted fault, which must fail. `long_contexts`: facts in
+    long contexts, where the KV caches differ. `refusal`: why there is no verdict, if there is none.
+    `harness`: scores of lm-eval's tasks, if any were run.
     """
 
     original: str
@@ -67,6 +68,7 @@ class Evaluation(Result, frozen=True, kw_only=True):
     control: QualityVerdict
     refusal: str | None
     verdict: GateVerdict
+    long_contexts: QualityVerdict | None = None
     harness: tuple[LmEvalScore, ...] = ()
 
 

@@ -20,6 +20,8 @@ from ridgeline.optimize.quality import (
     LengthDrift,
     LogprobsOf,
     QualityVerdict,
+    RecallPart,
+    RecallReference,
     SequentialPanel,
     TaskPanelPart,
     TaskReference,
@@ -28,6 +30,7 @@ from ridgeline.optimize.quality import (
     divergence,
     length_drift,
 )
+from ridgeline.optimize.quality.served_text import ServedReference, ServedTextPart
 from ridgeline.optimize.quality.text_comparison import compare_window
 from ridgeline.records import Sampling
 from ridgeline.workflows.evaluate.evaluation import TextSlice, text_slice
@@ -36,9 +39,16 @@ from ridgeline.workflows.evaluate.heldout_text import (
     heldout_windows,
     quality_tasks,
 )
+from ridgeline.workflows.evaluate.long_contexts import (
+    EngineContexts,
+    context_tokens,
+    recall_texts,
+    texts_to_continue,
+)
 from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 16, 2048  # of the engines, unless the settings say otherwise
+LONG_CONTEXT = 640  # tokens of the longest context in which facts are asked for
 CONTEXT_ENDS = (16, 64, 128, 256, 512, 1024)  # upper ends of the ranges of context lengths
 MAX_WINDOW_LOGPROBS = 1 << 25  # tokens × vocabulary of one window held in memory
 Outputs = list[tuple[int, ...]]
@@ -121,6 +131,31 @@ class QualityReference:
         return panel.conclude(diverged), {
             kind: part for kind, part in by_kind.items() if part.num_positions
         }
+
+    def compare_long(self, model: OpenModel) -> QualityVerdict | None:
+        """The verdict on what a model's KV cache loses in long contexts; None if both have the
+        same cache.
+
+        Facts are asked for. Where keys are evicted, long texts are continued as well.
+        """
+        before, after = self.original.engine.resolved, model.engine.resolved
+        evicts = before.kv_eviction_config != after.kv_eviction_config
+        if not evicts and before.kv_cache_dtype == after.kv_cache_dtype:
+            return None
+        longest = context_tokens(LONG_CONTEXT, min(before.max_model_len, after.max_model_len))
+        source, candidate = EngineContexts(self.original.engine), EngineContexts(model.engine)
+        recall = RecallReference(recall_texts(self._tokenizer, longest), source)
+        text = None
+        if evicts:
+            texts = texts_to_continue(self._tokenizer, longest)
+            known = ServedReference(texts, (), source)
+            text = ServedTextPart(known, candidate, self.limits, self._panel_size)
+        part = RecallPart(recall, candidate, self.limits, self._panel_size, required=evicts)
+        panel = SequentialPanel(
+            text, [part], max_looks=self._panel_size.max_looks, clock=time.perf_counter
+        )
+        panel.run(self._size.budget_s)
+        return panel.conclude()
 
     def compare_by_context(self, logprobs_of: LogprobsOf) -> dict[str, TextSlice]:
         """The comparison by the number of tokens before a position, from long windows."""

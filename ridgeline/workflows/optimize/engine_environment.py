@@ -14,22 +14,36 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
+from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import OnFinish, run_load
 from ridgeline.measure.monitors.machine_load import LoadMeter
-from ridgeline.measure.workload import Workload
+from ridgeline.measure.workload import LoadRequest, Workload
 from ridgeline.optimize import quality
-from ridgeline.optimize.environment import Deployment, Environment, Load, top_two_margin
+from ridgeline.optimize.environment import (
+    ContextSource,
+    Deployment,
+    Environment,
+    Load,
+    LongContexts,
+    top_two_margin,
+)
 from ridgeline.optimize.quality import Array
 from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
 from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
 from ridgeline.workflows.evaluate.heldout_text import heldout_windows, quality_tasks
+from ridgeline.workflows.evaluate.long_contexts import (
+    EngineContexts,
+    context_tokens,
+    recall_texts,
+    texts_to_continue,
+)
 from ridgeline.workflows.load.tokenized_workload import (
     NUM_PROFILED,
     TokenizedWorkload,
     check_prompts,
+    prompt_of,
     sample_requests,
     traffic_profile,
 )
@@ -69,11 +83,31 @@ def engine_environment(
         if isinstance(tokenizer, NoTokenizer)
         else heldout_windows(tokenizer, size.window_tokens),
         tasks=quality_tasks(tokenizer),
+        long_contexts=_long_contexts(tokenizer, sample, costs.resolved(settings).max_model_len),
         make=weight_maker(tokenized, tokenizer),
         check_prompts=check_prompts(sample),
         traffic=traffic_profile(list(tokenized.sample(NUM_PROFILED, 0))),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=spec.vocab_size,
+    )
+
+
+def _long_contexts(
+    tokenizer: Tokenizer, sample: Sequence[LoadRequest], max_model_len: int
+) -> LongContexts | None:
+    """Contexts as long as the workload's; None for a model without a tokenizer."""
+    if isinstance(tokenizer, NoTokenizer):
+        return None
+    longest = context_tokens(max(len(prompt_of(request)) for request in sample), max_model_len)
+
+    def source_of(deployment: Deployment) -> ContextSource:
+        assert isinstance(deployment, EngineDeployment)
+        return EngineContexts(deployment.engine)
+
+    return LongContexts(
+        texts=texts_to_continue(tokenizer, longest),
+        recall=recall_texts(tokenizer, longest),
+        source_of=source_of,
     )
 
 
@@ -87,12 +121,12 @@ class EngineDeployment:
     """An open engine, as the search sees it."""
 
     def __init__(self, engine: Engine, workload: TokenizedWorkload) -> None:
-        self._engine, self._workload = engine, workload
+        self.engine, self._workload = engine, workload
         self._target = EngineTarget(engine)
 
     @property
     def info(self) -> EngineInfo:
-        return self._engine.info
+        return self.engine.info
 
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         """Measure one run under Poisson arrivals."""
@@ -114,8 +148,8 @@ class EngineDeployment:
 
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
         """[T, V] log-softmax after each of T tokens."""
-        return self._engine.logprobs_of(tokens)
+        return self.engine.logprobs_of(tokens)
 
     async def _tokens(self, prompt: Sequence[int], sampling: Sampling) -> tuple[int, ...]:
-        events = self._engine.stream(prompt, sampling)
+        events = self.engine.stream(prompt, sampling)
         return tuple([event.token async for event in events if isinstance(event, Token)])

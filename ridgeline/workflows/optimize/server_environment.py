@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -23,12 +23,14 @@ from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.accepted_prompts import COMMON_WORDS, Vocabulary
 from ridgeline.measure.client.http_target import authorization
-from ridgeline.measure.workload import Workload
+from ridgeline.measure.workload import LoadRequest, Workload
 from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ActiveServer
 from ridgeline.optimize.environment import (
+    ContextSource,
     Deployment,
     Environment,
     Load,
+    LongContexts,
     NextSteps,
     ServedTexts,
     UserEvaluation,
@@ -54,10 +56,16 @@ from ridgeline.twin.config import STAND_IN
 from ridgeline.workflows.configuration_costs import machine_facts
 from ridgeline.workflows.evaluate.eval_command import run_evaluation
 from ridgeline.workflows.evaluate.heldout_text import heldout_pieces, heldout_windows
+from ridgeline.workflows.evaluate.long_contexts import (
+    context_tokens,
+    recall_texts,
+    texts_to_continue,
+)
 from ridgeline.workflows.load.tokenized_workload import (
     NUM_PROFILED,
     TokenizedWorkload,
     check_prompts,
+    prompt_of,
     sample_requests,
     shared_prompt_share,
     traffic_profile,
@@ -101,6 +109,7 @@ def server_environment(
         facts={**facts, **recipe.facts, **recipe.device_facts(has_gpu=bool(machine.gpus))},
         heldout=_heldout(tokenizer, recipe),
         served=_served_texts(recipe),
+        long_contexts=_long_contexts(tokenizer, recipe, sample, costs.max_model_len),
         evaluation=_user_evaluation(recipe),
         check_prompts=check_prompts(sample),
         traffic=traffic_profile(list(tokenized.sample(NUM_PROFILED, 0))),
@@ -158,6 +167,25 @@ def _served_texts(recipe: ServerRecipe) -> ServedTexts:
     return ServedTexts(
         texts=heldout_pieces(TEXT_CHARS, MAX_TEXTS),
         questions=tuple(text_questions(MAX_QUESTIONS)),
+        source_of=source_of,
+    )
+
+
+def _long_contexts(
+    tokenizer: Tokenizer, recipe: ServerRecipe, sample: Sequence[LoadRequest], max_model_len: int
+) -> LongContexts:
+    """Contexts as long as the workload's, asked over HTTP."""
+    kind = recipe.flags.name if recipe.flags.name in SCORED_KINDS else "openai"
+    longest = context_tokens(max(len(prompt_of(request)) for request in sample), max_model_len)
+    counted_by = None if isinstance(tokenizer, NoTokenizer) else tokenizer
+
+    def source_of(deployment: Deployment) -> ContextSource:
+        assert isinstance(deployment, ServerDeployment)
+        return DeploymentScorer(deployment, "chat" if deployment.prompt_form == "chat" else kind)
+
+    return LongContexts(
+        texts=texts_to_continue(counted_by, longest),
+        recall=recall_texts(counted_by, longest),
         source_of=source_of,
     )
 

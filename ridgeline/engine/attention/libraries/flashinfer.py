@@ -22,6 +22,7 @@ H query heads, B page size, D head_dim.
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -83,11 +84,11 @@ class FlashInferKernels(TorchKernels):
     def _planned(
         self, attention: AttentionSpec, rows: tuple[Tensor, Tensor, Tensor], q_THD: Tensor
     ) -> Any:
-        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
-
         starts_R1, lens_R, tables_RM = rows
         indptr_R1, indices_P, last_R = compressed_rows(lens_R, tables_RM, self.block_size)
-        wrapper = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
+        wrapper = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper(
+            self._workspace, "HND"
+        )
         wrapper.plan(
             starts_R1,
             indptr_R1,

@@ -69,8 +69,8 @@ class FlexKernels(TorchKernels):
 
             return sees
 
-        mask = self._mask(tables, attention, mask_of, (num_rows, 1, k_SKLD.shape[2]))
-        o_SH1D = attend(q_SHD.unsqueeze(2), k_SKLD, v_SKLD, mask, attention, sinks_H)
+        mask = self._block_mask(tables, attention, mask_of, (num_rows, 1, k_SKLD.shape[2]))
+        o_SH1D: Tensor = attend(q_SHD.unsqueeze(2), k_SKLD, v_SKLD, mask, attention, sinks_H)
         return o_SH1D.squeeze(2)
 
     def prefill(
@@ -86,12 +86,12 @@ class FlexKernels(TorchKernels):
 
         def mask_of(span: KeySpan) -> Mask:
             def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-                own = run_T[query] == key // length
-                return own & in_span(span, positions_T[query], key % length)
+                is_own: Tensor = run_T[query] == key // length
+                return is_own & in_span(span, positions_T[query], key % length)
 
             return sees
 
-        mask = self._mask(tables, attention, mask_of, (1, num_rows, len(k_RKLD) * length))
+        mask = self._block_mask(tables, attention, mask_of, (1, num_rows, len(k_RKLD) * length))
         k_1KXD, v_1KXD = (x.transpose(0, 1).flatten(1, 2).unsqueeze(0) for x in (k_RKLD, v_RKLD))
         q_1HTD = q_THD.transpose(0, 1).unsqueeze(0)
         o_1HTD = attend(q_1HTD, k_1KXD, v_1KXD, mask, attention, sinks_H)
@@ -104,7 +104,7 @@ class FlexKernels(TorchKernels):
         tiles = tables_SM.view(1, len(tables_SM), 1, -1) * (2 * num_heads) + sides
         return self.layers[layer].gather(tiles.reshape(-1), len(tables_SM))
 
-    def _mask(
+    def _block_mask(
         self,
         tables: object,
         attention: AttentionSpec,
@@ -142,16 +142,12 @@ def attend(
     sinks_H: Tensor | None,
 ) -> Tensor:
     """o_SHTD; query head h reads key head h // (H / K)."""
-    cap = attention.softcap
-
-    def capped(score: Tensor, *indices: Tensor) -> Tensor:
-        return cap * torch.tanh(score / cap)
-
+    o_SHTD: Tensor
     o_SHTD, aux = _kernel(q_SHTD.device.type)(
         q_SHTD,
         k_SKLD,
         v_SKLD,
-        score_mod=None if cap is None else capped,
+        score_mod=_capped(attention.softcap),
         block_mask=mask,
         scale=attention.scale,
         enable_gqa=True,
@@ -159,8 +155,19 @@ def attend(
     )
     if sinks_H is None:
         return o_SHTD.to(q_SHTD.dtype)
-    kept_SHT = torch.sigmoid(aux.lse - sinks_H.float()[:, None])
+    kept_SHT: Tensor = torch.sigmoid(aux.lse - sinks_H.float()[:, None])
     return (o_SHTD * kept_SHT.unsqueeze(-1)).to(q_SHTD.dtype)
+
+
+def _capped(cap: float | None) -> Callable[..., Tensor] | None:
+    """The `score_mod` of a soft cap."""
+    if cap is None:
+        return None
+
+    def capped(score: Tensor, *indices: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
 
 
 @functools.cache

@@ -76,7 +76,7 @@ class Sparse24Linear:
         compute_dtype: torch.dtype,
     ) -> Sparse24Linear:
         """Raises CannotRun for another dtype, an unfit shape, or a weight that is not sparse so."""
-        if reason := why_not(tuple(weight_ON.shape), device, compute_dtype):
+        if reason := why_not((spec.num_out, spec.num_in), device, compute_dtype):
             raise CannotRun(f"a weight cannot be stored 2:4: {reason}", value=spec.format.kind)
         weight_OI = weight_ON.to(device=device, dtype=compute_dtype).contiguous()
         try:
