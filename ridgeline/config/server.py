@@ -366,7 +366,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
     silence_s: Annotated[
         float,
         About(
-            "Time without a byte after which a backend is asked whether it is alive.",
+            "Time without a byte from a backend, though asked, after which others come first.",
             unit=DURATION,
             range=Range(0, 3600, exclusive=True),
             since="0.3",

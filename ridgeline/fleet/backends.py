@@ -1,4 +1,16 @@
-"""The backends of a gateway: which are ready, their models, and their load."""
+"""The backends of a gateway: which are ready, their models, and their load.
+
+Each backend is asked again and again whether it is ready, and the answer may take its time:
+
+    starting ──"ready"──▶ ready ──nothing from it for `silence_s`, though asked──▶ late
+        ▲                   ▲ ╲                                                     │
+        │                   │  ╲──"not ready"──▶ draining          "ready" ──▶ ready│DOWN_S
+        └─ it listens again └──────"ready"── down ◀── refused, reset ───────────────┘
+
+Any byte that comes from it counts, also that of a stream. A late backend gets what no ready one can
+take, so that servers which are only slow fail no request; its silent streams continue elsewhere,
+where another one is ready.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +33,10 @@ from ridgeline.serve.generation.resume import INSTANCE_HEADER
 
 log = logging.getLogger("ridgeline.fleet")
 
-BackendState = Literal["starting", "ready", "draining", "down"]
+BackendState = Literal["starting", "ready", "late", "draining", "down"]
 BackendRole = Literal["whole", "prefill", "decode"]
+DOWN_S = 30.0  # of silence, or six times `silence_s`, if that is more
 _MAX_PROBE_BYTES = 1 << 20
-_PROBE_TIMEOUT_S = 2.0
-_MAX_LATE_PROBES = 3
 _FAST_PROBE_S = 0.2  # while a backend is not ready
 
 
@@ -40,7 +51,8 @@ class _ModelCards(msgspec.Struct):
 class Backend:
     """One server. `id` is its place in the fleet's loads; `arm` the version that it runs.
 
-    A `prefill` server computes prompts for the `decode` servers.
+    A `prefill` server computes prompts for the `decode` servers. `asked_s`: when the first question
+    was sent that it has not answered; None if it has answered all.
     """
 
     def __init__(
@@ -52,23 +64,40 @@ class Backend:
         role: BackendRole = "whole",
     ) -> None:
         self.id, self.address, self.arm, self.role = backend_id, address, arm, role
-        self.pool = UpstreamPool(address)
+        self.pool, self.probes = UpstreamPool(address), UpstreamPool(address)
         self.state: BackendState = "starting"
         self.models: tuple[str, ...] = ()
-        self.num_suspects = self.num_late_probes = 0
+        self.num_suspects = 0
+        self.asked_s: float | None = None
         self.is_removed = False
         self.probe_now = asyncio.Event()
 
+    @property
+    def is_available(self) -> bool:
+        """Whether it may get requests."""
+        return self.state in ("ready", "late")
+
     def serves(self, model: str | None) -> bool:
         return model is None or not self.models or model in self.models
+
+    def silent_for_s(self, now_s: float) -> float:
+        """For how long nothing has come from it although it was asked."""
+        if self.asked_s is None:
+            return 0.0
+        return now_s - max(self.asked_s, self.pool.heard_s, self.probes.heard_s)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self.pool.close()
+        self.probes.close()
 
 
 class Backends:
     """All backends of a gateway, and the policy that chooses among them.
 
     `probe_interval_s`: time between two questions whether a backend is ready. `headers` go with
-    them. `silence_s`: time without a byte of a response after which its backend is asked whether it
-    is alive. `canaries` run another version, and get only calls that are meant for it while
+    them. `silence_s`: time without a byte from a backend that was asked, after which it is late.
+    `canaries` run another version, and get only calls that are meant for it while
     `has_arms`. `on_ready` is called when a backend becomes ready; `on_start` is work that runs
     as long as the gateway.
     """
@@ -132,8 +161,9 @@ class Backends:
         return self.all[self._router.choose(call, [b.id for b in candidates], self.load)]
 
     def ready_for(self, call: RoutedCall) -> list[Backend]:
-        """The backends that could serve the call now."""
-        return [b for b in self.all if b.state == "ready" and b.serves(call.model)]
+        """The backends that could serve the call now: late ones if no other can."""
+        able = [b for b in self.all if b.is_available and b.serves(call.model)]
+        return [b for b in able if b.state == "ready"] or able
 
     def choose_prefill(self, call: RoutedCall, tried: set[int]) -> Backend | None:
         """A ready server to compute the prompt; None if there is none that was not tried."""
@@ -152,19 +182,33 @@ class Backends:
         known = [backend for backend in self.all if not backend.is_removed]
         return any(backend.serves(model) for backend in known) or not known
 
-    def mark_down(self, backend: Backend, why: str) -> None:
+    def note_lost(self, backend: Backend, lost: BackendLost) -> None:
+        """A request has lost its connection to the backend."""
+        if lost.is_late:
+            self._mark_late(backend, str(lost))
+        else:
+            self._mark_down(backend, str(lost))
+
+    def _mark_late(self, backend: Backend, why: str) -> None:
+        """Nothing goes to the backend as long as another one is ready."""
+        if backend.state == "ready":
+            log.warning("backend %s is late: %s", backend.address, why)
+            backend.state = "late"
+            backend.probe_now.set()
+
+    def _mark_down(self, backend: Backend, why: str) -> None:
         """The backend broke a connection: nothing goes to it until it says that it is ready."""
         if backend.is_removed:
             return
         if backend.state != "down":
             log.warning("backend %s is down: %s", backend.address, why)
         backend.state = "down"
-        backend.pool.close()
+        backend.close()
         backend.probe_now.set()
 
     def mark_draining(self, backend: Backend) -> None:
         """The backend refuses new requests."""
-        if backend.state == "ready":
+        if backend.is_available:
             backend.state = "draining"
         backend.probe_now.set()
 
@@ -193,13 +237,13 @@ class Backends:
             if address not in addresses and not backend.is_removed:
                 log.info("backend %s is removed", address)
                 backend.is_removed, backend.state = True, "draining"
-                if backend.id in self._watches:
-                    self._watches.pop(backend.id).cancel()
                 self.verdicts.forget(backend.id)
                 backend.pool.close()
 
     def _begin_watch(self, backend: Backend) -> None:
-        self._watches[backend.id] = asyncio.create_task(self._watch(backend))
+        if backend.id not in self._watches:  # that of a removed one goes on while it has streams
+            self._watches[backend.id] = asyncio.create_task(self._watch(backend))
+        backend.probe_now.set()
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *self._watches.values()]
@@ -207,74 +251,101 @@ class Backends:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for backend in self.all:
-            backend.pool.close()
-
-    async def is_alive(self, backend: Backend, timeout_s: float) -> bool:
-        """Whether the backend answers `/health` in time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._get(backend, b"/health") is not None
-        except (BackendLost, TimeoutError):
-            return False
+            backend.close()
 
     async def _watch_silence(self) -> None:
-        """Break the connections of backends that neither send nor answer."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._silence_s / 4)
             for backend in self.all:
-                silent_s = loop.time() - self._silence_s
-                silent = [c for c in backend.pool.busy if c.last_byte_s < silent_s]
-                if silent and not await self.is_alive(backend, 1.0):
-                    self.mark_down(backend, f"no byte for {self._silence_s:g} s")
-                    for connection in silent:
-                        connection.close()
+                self._check_silence(backend, asyncio.get_running_loop().time())
+
+    def _check_silence(self, backend: Backend, now_s: float) -> None:
+        """Give up silent connections to a backend from which nothing comes: those that another one
+        can continue, and in the end all."""
+        silent_s = backend.silent_for_s(now_s)
+        if silent_s < self._silence_s:
+            return
+        is_over = silent_s >= max(DOWN_S, 6 * self._silence_s)
+        if is_over:
+            self._mark_down(backend, f"no byte for {silent_s:.0f} s")
+            backend.asked_s = now_s
+        else:
+            self._mark_late(backend, f"no byte for {silent_s:.0f} s")
+        if is_over or self._has_other(backend):
+            for connection in list(backend.pool.busy):
+                patience_s = self._silence_s * connection.patience
+                if is_over or now_s - connection.last_byte_s >= patience_s:
+                    connection.give_up()
+        if is_over:
+            for connection in list(backend.probes.busy):
+                connection.give_up()
+
+    def _has_other(self, backend: Backend) -> bool:
+        """Whether another backend is ready for what this one serves."""
+        return any(
+            other is not backend
+            and other.state == "ready"
+            and (not backend.models or all(map(other.serves, backend.models)))
+            for other in self.all
+        )
 
     async def _watch(self, backend: Backend) -> None:
-        while True:
+        while not backend.is_removed or backend.pool.busy:
             try:
                 await self._probe(backend)
             except Exception:
                 log.exception("the probe of %s failed", backend.address)
             ready = backend.state == "ready"
-            pause_s = self._probe_interval_s if ready else _FAST_PROBE_S
+            is_slow = ready or backend.is_removed
+            pause_s = self._probe_interval_s if is_slow else _FAST_PROBE_S
             backend.probe_now.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await backend.probe_now.wait()
             if not ready:  # asked again at once, a process that starts would be asked in a loop
                 await asyncio.sleep(min(pause_s, 0.05))
+        del self._watches[backend.id]
+        backend.close()
 
     async def _probe(self, backend: Backend) -> None:
+        """Ask the backend whether it is ready, for as long as that takes."""
+        if backend.asked_s is None:
+            backend.asked_s = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                status, _, instance = await self._ask(backend, b"/ready")
-                if status == 404:  # not Ridgeline
-                    status, _, instance = await self._ask(backend, b"/health")
-                is_ready = status == 200
-                if is_ready or instance is not None:
-                    now_s = asyncio.get_running_loop().time()
-                    self.verdicts.note_instance(backend.id, instance, now_s)
-                if is_ready and backend.state != "ready":
-                    backend.models = await self._models(backend)
-        except TimeoutError:  # a server that computes may answer late once
-            backend.num_late_probes += 1
-            if backend.num_late_probes >= _MAX_LATE_PROBES:
-                self.mark_down(backend, "it does not answer")
-            return
+            is_ready = await self._is_ready(backend)
         except BackendLost as lost:
+            now_s = asyncio.get_running_loop().time()
+            if lost.is_late:
+                self._mark_late(backend, str(lost))
+                return
+            backend.asked_s = None
             if lost.is_refusal:
-                self.verdicts.note_refused(backend.id, asyncio.get_running_loop().time())
-            if backend.state in ("ready", "draining"):
-                self.mark_down(backend, str(lost))
+                self.verdicts.note_refused(backend.id, now_s)
+            if backend.state in ("ready", "late", "draining"):
+                self._mark_down(backend, str(lost))
             return
-        backend.num_late_probes = 0
+        backend.asked_s = None
+        if backend.is_removed:
+            return
         if is_ready and backend.state != "ready":
             log.info("backend %s is ready", backend.address)
             backend.state = "ready"
             self.on_ready()
-        elif not is_ready and backend.state == "ready":
+        elif not is_ready and backend.is_available:
             backend.state = "draining"
+
+    async def _is_ready(self, backend: Backend) -> bool:
+        """The backend's answer. Raises BackendLost."""
+        status, _, instance = await self._ask(backend, b"/ready")
+        if status == 404:  # not Ridgeline
+            status, _, instance = await self._ask(backend, b"/health")
+        is_ready = status == 200
+        if (is_ready or instance is not None) and not backend.is_removed:
+            now_s = asyncio.get_running_loop().time()
+            self.verdicts.note_instance(backend.id, instance, now_s)
+        if is_ready and not backend.is_available and not backend.is_removed:
+            backend.models = await self._models(backend)
+        return is_ready
 
     async def _models(self, backend: Backend) -> tuple[str, ...]:
         body = await self._get(backend, b"/v1/models")
@@ -291,9 +362,9 @@ class Backends:
 
     async def _ask(self, backend: Backend, path: bytes) -> tuple[int, bytes, bytes | None]:
         """Status and body of a page, and the id of the process that answered, if it tells."""
-        connection = await backend.pool.exchange(b"GET", path, self._headers)
+        connection = await backend.probes.exchange(b"GET", path, self._headers)
         try:
             instance = dict(connection.headers).get(INSTANCE_HEADER.encode())
             return connection.status, await connection.read_all(_MAX_PROBE_BYTES), instance
         finally:
-            backend.pool.release(connection)
+            backend.probes.release(connection)

@@ -49,6 +49,7 @@ class RoutedCall(msgspec.Struct, kw_only=True):
     read. `digest` of the body: equal for a request that is sent again. `num_setbacks`: backends in
     a row that broke off without having brought it any further. `trial`: whether it may be what
     crashes servers, and then needs one without another such request, if possible or at any rate.
+    `stopping`: backends that have refused it because they were stopping.
 
     What came of it: `status` is that of its response, 0 before; `answer` the body of one that is
     not a stream. `sent_s`, `first_s` and `ended_s` are instants of the event loop's clock: sent to
@@ -74,6 +75,7 @@ class RoutedCall(msgspec.Struct, kw_only=True):
     trial: Trial = "none"
     num_retries: int = 0
     excluded: set[int] = msgspec.field(default_factory=set)
+    stopping: set[int] = msgspec.field(default_factory=set)
     slo: Slo | None = None
     arm: Arm = "stable"
     failed_arms: set[str] = msgspec.field(default_factory=set)

@@ -61,7 +61,7 @@ _MAX_TRIAL_PAUSE_S = 1.0
 _MAX_WHOLE_BYTES = 256 << 20
 _RETRIED = (500, 502, 503, 504)
 _MAX_RETRIES = 3
-_PAUSE_S = 0.1
+_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
 _HOP_HEADERS = {
     *(b"host", b"content-length", b"connection", b"keep-alive", b"transfer-encoding", b"te"),
     *(b"upgrade", b"expect", b"proxy-connection", b"trailer", b"accept-encoding"),
@@ -140,7 +140,7 @@ class Gateway:
         if path == "/":
             await self._web_page(send)
             return
-        is_ready = any(backend.state == "ready" for backend in self.backends.all)
+        is_ready = any(backend.is_available for backend in self.backends.all)
         if path in ("/health", "/ping", "/ready"):
             if path != "/health" and not is_ready:
                 raise ApiError(503, "no backend is ready")
@@ -324,7 +324,8 @@ class Gateway:
             else:
                 attempt.handle = await self.prefill.begin(call, backend)
                 request = _request(call, attempt.handle)
-            connection = await backend.pool.exchange(b"POST", *request)
+            patience = 2.0**call.num_setbacks  # each move loses work: only slow servers lose more
+            connection = await backend.pool.exchange(b"POST", *request, patience=patience)
             if is_fallback:
                 connection.headers.append(SERVED_BY)
             try:
@@ -356,16 +357,19 @@ class Gateway:
         """Try elsewhere if that may help and is within the budget; else the error is the answer."""
         call, backend, status = attempt.call, attempt.backend, connection.status
         body = await connection.read_all(_MAX_WHOLE_BYTES)
+        call.excluded.add(backend.id)
         if status == 503 and (b"connection", b"close") in connection.headers:
             self.backends.mark_draining(backend)
-        call.excluded.add(backend.id)
+            if backend.id not in call.stopping:  # a server that stops has cost nothing
+                call.stopping.add(backend.id)
+                return False
         call.num_retries += 1
         if status >= 500:
             call.failed_arms.add(backend.arm)
         if response.has_started or call.relay.num_units:
             if status not in _RETRIED and status != 429:
                 raise ApiError(502, "a backend refused to continue the stream")
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(min(_MAX_PAUSE_S, _PAUSE_S * 1.2**call.num_retries))
             return False
         now_s = asyncio.get_running_loop().time()
         if status in _RETRIED and call.num_retries <= _MAX_RETRIES and self._budget.grant(now_s):
@@ -389,7 +393,7 @@ class Gateway:
         if isinstance(lost, BackendLost) and not self.fallback.is_backend(backend):
             if not is_refusal:
                 attempt.note_broken()
-            self.backends.mark_down(backend, str(lost))
+            self.backends.note_lost(backend, lost)
         if not is_refusal:
             call.num_setbacks = 1 if attempt.has_progressed else call.num_setbacks + 1
         if call.num_setbacks >= _MAX_SETBACKS:

@@ -22,7 +22,7 @@ _COUNTERS = {
     "denied": "Requests refused because they, or equal ones, crash backends.",
     "reconnected": "Streams continued for a client that had lost its connection.",
 }
-_STATES = ("ready", "starting", "draining", "down")
+_STATES = ("ready", "late", "starting", "draining", "down")
 
 
 class GatewayMetrics:
@@ -139,7 +139,7 @@ class _BackendCollector(Collector):
         age_s = now_s - min(backends.waiting.values(), default=now_s)
         signals = FleetSignals(
             in_flight=sum(backends.load.in_flight) + self._parking.num_parked,
-            num_replicas=sum(backend.state == "ready" for backend in backends.all),
+            num_replicas=sum(backend.is_available for backend in backends.all),
             queue_age_s=age_s,
         )
         return age_s, self._autoscaler.decide(signals, now_s)

@@ -3,13 +3,15 @@
 Received bytes are parsed by `httptools` inside `data_received` and wait for `read`; the connection
 stops reading while more than `MAX_UNREAD_BYTES` wait, so that a slow client slows its backend and
 fills no memory. A connection that breaks raises `BackendLost`, which says whether a byte of the
-response had come. An idle connection that the backend closes at the moment of its reuse has not
-reached it: the request is sent again on a new one.
+response had come, and whether the backend broke it or was only given up. An idle connection that
+the backend closes at the moment of its reuse has not reached it: the request is sent again on a new
+one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -28,11 +30,18 @@ Headers = list[tuple[bytes, bytes]]
 
 class BackendLost(Exception):
     """The backend broke the connection. `has_begun`: it had sent something; `is_refusal`: it never
-    accepted the connection."""
+    accepted the connection; `is_late`: it broke nothing, but was silent for too long."""
 
-    def __init__(self, why: str, *, has_begun: bool = False, is_refusal: bool = False) -> None:
+    def __init__(
+        self,
+        why: str,
+        *,
+        has_begun: bool = False,
+        is_refusal: bool = False,
+        is_late: bool = False,
+    ) -> None:
         super().__init__(why)
-        self.has_begun, self.is_refusal = has_begun, is_refusal
+        self.has_begun, self.is_refusal, self.is_late = has_begun, is_refusal, is_late
 
 
 class BackendAddress(msgspec.Struct, frozen=True):
@@ -63,12 +72,16 @@ class BackendAddress(msgspec.Struct, frozen=True):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection; the response to its current request."""
+    """One connection; the response to its current request.
+
+    `patience`: by how much longer than usual the connection may be silent.
+    """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.is_lost = False
+        self.is_lost = self._is_given_up = False
+        self.patience = 1.0
         self._is_paused = False
         self._begin()
 
@@ -142,9 +155,15 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def give_up(self) -> None:
+        """Close the connection because its backend is silent."""
+        self._is_given_up = True
+        self.close()
+
     async def _wait(self) -> None:
         if self.is_lost:
-            raise BackendLost("the connection broke", has_begun=self.has_begun)
+            why = "it is silent" if self._is_given_up else "the connection broke"
+            raise BackendLost(why, has_begun=self.has_begun, is_late=self._is_given_up)
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
@@ -207,9 +226,20 @@ class UpstreamPool:
         self.address, self._connect_timeout_s = address, connect_timeout_s
         self._idle: list[UpstreamConnection] = []
         self.busy: set[UpstreamConnection] = set()
+        self._heard_s = -math.inf
+
+    @property
+    def heard_s(self) -> float:
+        """When the last byte of any response came, on the event loop's clock."""
+        return max([self._heard_s, *(c.last_byte_s for c in self.busy if c.has_begun)])
 
     async def exchange(
-        self, method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes = b""
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes = b"",
+        patience: float = 1.0,
     ) -> UpstreamConnection:
         """Send a request and wait for the headers of its response. Raises BackendLost."""
         request = self._request(method, path, headers, body)
@@ -217,17 +247,20 @@ class UpstreamPool:
             connection = self._idle.pop()
             if connection.is_lost:
                 continue
+            connection.patience = patience
             try:
                 return await self._send(connection, request)
             except BackendLost as lost:
-                if lost.has_begun:
+                if lost.has_begun or lost.is_late:
                     raise
                 self.close()  # they were opened before it stopped, and are as stale
-        return await self._send(await self._connect(), request)
+        connection = await self._connect()
+        connection.patience = patience
+        return await self._send(connection, request)
 
     def release(self, connection: UpstreamConnection) -> None:
         """Keep the connection for the next request, if its response is complete."""
-        self.busy.discard(connection)
+        self._forget(connection)
         if connection.is_reusable and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:
@@ -245,10 +278,15 @@ class UpstreamPool:
         try:
             await connection.read_headers()
         except BaseException:
-            self.busy.discard(connection)
+            self._forget(connection)
             connection.close()
             raise
         return connection
+
+    def _forget(self, connection: UpstreamConnection) -> None:
+        if connection.has_begun:
+            self._heard_s = max(self._heard_s, connection.last_byte_s)
+        self.busy.discard(connection)
 
     async def _connect(self) -> UpstreamConnection:
         address, loop = self.address, asyncio.get_running_loop()
@@ -258,9 +296,8 @@ class UpstreamPool:
                     UpstreamConnection, address.host, address.port, ssl=address.tls or None
                 )
         except TimeoutError:
-            raise BackendLost(
-                f"no connection within {self._connect_timeout_s:g} s", is_refusal=True
-            ) from None
+            why = f"no connection within {self._connect_timeout_s:g} s"
+            raise BackendLost(why, is_refusal=True, is_late=True) from None
         except OSError as error:
             why = f"no connection: {error.strerror or error}"
             raise BackendLost(why, is_refusal=True) from None

@@ -23,10 +23,11 @@ def chunk(data: bytes) -> bytes:
 
 
 class ScriptedBackend:
-    """Answers POST by `handler`; its probes say that it is ready while `is_ready`."""
+    """Answers POST by `handler`; its probes say that it is ready while `is_ready`, and say nothing
+    while it `is_silent`."""
 
     def __init__(self, handler: Handler, model: str = "m") -> None:
-        self.handler, self.model, self.is_ready = handler, model, True
+        self.handler, self.model, self.is_ready, self.is_silent = handler, model, True, False
         self.bodies: list[dict[str, Any]] = []
         self.num_used_connections = 0  # that carried a request
         self.url = ""
@@ -42,6 +43,8 @@ class ScriptedBackend:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if head.startswith(b"GET"):
+                    if self.is_silent:
+                        continue
                     status = b"200 OK" if self.is_ready else b"503 Unavailable"
                     body = b'{"data":[{"id":"%b"}]}' % self.model.encode()
                     length = b"content-length: %d\r\n\r\n" % len(body)

@@ -1,5 +1,5 @@
-"""Scripted servers behind the real gateway, in memory and on virtual time: they crash, and some
-requests crash them."""
+"""Scripted servers behind the real gateway, in memory and on virtual time: they crash, some
+requests crash them, and they are slow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,15 @@ def _event(token: int) -> bytes:
 
 
 class VirtualServer:
-    """A server at a port. `names_itself`: its probes carry an id of the process."""
+    """A server at a port. `names_itself`: its probes carry an id of the process.
+
+    `probe_s`: how long a probe waits for its answer, `first_s` a request for its first byte.
+    While it `is_stopping` it refuses new requests, and while it `is_full` too; while it `hangs`,
+    nothing comes from it.
+    """
+
+    probe_s = first_s = 0.0
+    is_stopping = is_full = hangs = False
 
     def __init__(
         self, loop: FleetLoop, port: int, repair_s: float, *, names_itself: bool = True
@@ -79,7 +87,7 @@ class VirtualServer:
 
     def probe_head(self) -> bytes:
         name = b"x-ridgeline-instance: %d\r\n" % self.num_started if self._names_itself else b""
-        return b"HTTP/1.1 200 OK\r\n" + name
+        return (b"HTTP/1.1 503 No\r\n" if self.is_stopping else b"HTTP/1.1 200 OK\r\n") + name
 
 
 class _Served(asyncio.Protocol):
@@ -106,9 +114,7 @@ class _Served(asyncio.Protocol):
             return
         if head.startswith(b"GET"):
             self._data = b""
-            page = b'{"data":[{"id":"m"}]}'
-            length = b"content-length: %d\r\n\r\n" % len(page)
-            self._transport.write(self._server.probe_head() + length + page)
+            self._run(self._answer_probe())
             return
         length_at = head.lower().index(b"content-length:") + 15
         if len(body) >= int(head[length_at:].split(b"\r\n")[0]):
@@ -128,12 +134,33 @@ class _Served(asyncio.Protocol):
         self._server.num_fatal += 1
         asyncio.get_running_loop().call_soon(self._server.kill)
 
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        while self._server.hangs:
+            await asyncio.sleep(1.0)
+
+    async def _answer_probe(self) -> None:
+        if self._server.probe_s or self._server.hangs:
+            await self._pause(self._server.probe_s)
+        page = b'{"data":[{"id":"m"}]}'
+        length = b"content-length: %d\r\n\r\n" % len(page)
+        self._transport.write(self._server.probe_head() + length + page)
+
     async def _answer(self, asked: Asked) -> None:
         sent = sum(map(len, asked.ridgeline_resume.get("tokens", ())))
-        await asyncio.sleep(asked.pace_s)
+        await self._pause(asked.pace_s)
+        if self._server.is_stopping or self._server.is_full:
+            close = b"connection: close\r\n" if self._server.is_stopping else b""
+            head = b"HTTP/1.1 503 No\r\ncontent-length: 2\r\n" + close
+            self._transport.write(head + b"\r\n{}")
+            return
+        await self._pause(self._server.first_s)
         self._transport.write(HEAD + _IDENTITY)
         for token in range(sent, asked.num_tokens):
-            await asyncio.sleep(asked.pace_s)
+            await self._pause(asked.pace_s)
+            if self._server.is_stopping:
+                self._transport.write(chunk(b": migrate\n\n") + b"0\r\n\r\n")
+                return
             self._transport.write(chunk(_event(token) + b": 0:%d\n\n" % token))
         self._transport.write(chunk(b"data: [DONE]\n\n: end\n\n") + b"0\r\n\r\n")
         self.stop()
@@ -142,8 +169,17 @@ class _Served(asyncio.Protocol):
 class VirtualFleet:
     """Servers, the gateway, and what became of requests."""
 
-    def __init__(self, count: int, *, repair_s: float = 2.0, names_itself: bool = True) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        repair_s: float = 2.0,
+        names_itself: bool = True,
+        park_s: float = 120.0,
+        retry_share: float = 1.0,
+    ) -> None:
         self.loop = FleetLoop()
+        self._park_s, self._retry_share = park_s, retry_share
         self.servers = [
             VirtualServer(self.loop, FIRST_PORT + i, repair_s, names_itself=names_itself)
             for i in range(count)
@@ -163,7 +199,10 @@ class VirtualFleet:
         self.backends = Backends(addresses, make_router("least-loaded", 0))
         self.backends.clock = self.loop.time
         self.gateway = Gateway(
-            self.backends, Parking(1000, 120.0), RetryBudget(1.0), GatewayConfig()
+            self.backends,
+            Parking(1000, self._park_s),
+            RetryBudget(self._retry_share),
+            GatewayConfig(),
         )
         await self.backends.start()
         await asyncio.sleep(1.0)

@@ -9,7 +9,6 @@ order of steps must end in the same answers as serving each request on its own (
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -139,8 +138,6 @@ class Setup:
 
 class UnreliableStorage:
     """Storage that writes and reads late, and now and then not at all."""
-
-    max_blocks = math.inf
 
     def __init__(self, memory: MemoryTier) -> None:
         self.slots: list[Content] = [[] for _ in range(memory.num_slots)]

@@ -12,7 +12,7 @@ from ridgeline.cli.main import main
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
-from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers
+from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers, TierTotals
 from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
@@ -82,33 +82,41 @@ def test_slow_tier_is_declined_as_in_the_engine() -> None:
     assert evicting > plain  # blocks are saved before anybody knows whether they come back
 
 
-def stored_blocks(starts: list[int]) -> int:
-    """Blocks saved while prompts of 600 tokens come one after another; equal starts, equal
-    prompts. The tier holds 100 blocks, the cache 38."""
+def totals_of(starts: list[int]) -> TierTotals:
+    """What was moved while prompts of 600 tokens come one after another; equal starts, equal
+    prompts, of 37 blocks. The tier holds 1,000 blocks, the cache 38."""
     limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=1024, max_model_len=608)
     pool = BlockPool(38, 16)
     scheduler = Scheduler(limits, make_policy("continuous"), pool, PrefixCache(pool))
-    add_tiers(scheduler, TierSizes(memory_bytes=100 * BLOCK_BYTES), BLOCK_BYTES)
+    add_tiers(scheduler, TierSizes(memory_bytes=1000 * BLOCK_BYTES), BLOCK_BYTES)
     arrivals = [
         Arrival(at_s=10.0 * i, prompt=tuple(range(start, start + 600)), num_output=4)
         for i, start in enumerate(starts)
     ]
     simulate(scheduler, arrivals, step_s, end_s=1e4)
     assert isinstance(scheduler.cache.tiers, CacheTiers)
-    return scheduler.cache.tiers.totals.stored_blocks
+    return scheduler.cache.tiers.totals
 
 
-def test_only_a_sample_is_saved_after_the_tier_was_filled_in_vain() -> None:
-    new = [1000 * i for i in range(42)]
-    assert 3 * 37 <= stored_blocks(new) <= (4 + 40 // 8) * 37
-    back = [1000 * (i - i % 2) for i in range(84)]  # each prompt comes twice: it is hit in the pool
-    assert stored_blocks(back) >= 40 * 37
+NEW = [1000 * i for i in range(42)]
 
 
-def test_saving_goes_on_once_a_block_came_back() -> None:
-    in_vain = [1000 * i for i in range(9)]
-    one_returns = [*in_vain, 8000, 50_000, 8000, *(60_000 + 1000 * i for i in range(3))]
-    assert stored_blocks(one_returns) >= stored_blocks(in_vain) + 3 * 37
+def test_saving_ends_when_nothing_came_back() -> None:
+    assert 4 * 38 <= totals_of(NEW).stored_blocks <= 5 * 38
+    twice = [start for start in NEW for _ in range(2)]  # hit in the pool, and so proven
+    assert totals_of(twice).stored_blocks >= 40 * 37
+
+
+def test_first_return_is_found() -> None:
+    assert totals_of([0, 1000, 2000, 3000, 0]).loaded_blocks == 37
+
+
+def test_saving_goes_on_once_an_evicted_block_is_asked_for() -> None:
+    late = [*NEW, 30_000]  # evicted long ago, and not saved
+    assert totals_of(late).loaded_blocks == 0
+    again = totals_of([*late, 100_000, 200_000, 100_000, 30_000])
+    assert again.loaded_blocks == 2 * 37
+    assert again.stored_blocks >= totals_of(NEW).stored_blocks + 3 * 37
 
 
 def test_prediction_loads_from_memory_what_is_cheaper_than_computing() -> None:

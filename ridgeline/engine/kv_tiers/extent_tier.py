@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import threading
 import time
 import zlib
@@ -78,7 +77,6 @@ class ExtentTier:
         self.name, self.rate, self.counts, self.num_bytes = name, rate, TierCounts(), 0
         self._files, self._signature, self._block_bytes = files, signature, block_bytes
         self._max_bytes, self._clock = max_bytes, clock
-        self.max_blocks = math.inf if max_bytes is None else max_bytes / block_bytes
         self._lock = threading.Lock()
         self._place_of: dict[Key, Place] = {}
         self._extents: dict[str, _Extent] = {}

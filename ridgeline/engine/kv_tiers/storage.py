@@ -33,7 +33,6 @@ class TieredStorage:
     def __init__(self, memory: MemoryTier, slab: BlockSlab, tiers: Sequence[ExtentTier]) -> None:
         self.tiers, self.on_loaded = tuple(tiers), _ignore
         self.num_dropped = 0
-        self.max_blocks = sum(tier.max_blocks for tier in tiers)
         self._memory, self._slab = memory, slab
         self._per_extent = max(1, EXTENT_BYTES // slab.block_bytes)
         # Half of the slots at most wait to be written, so that the other half can be used.

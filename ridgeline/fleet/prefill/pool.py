@@ -133,7 +133,7 @@ class PrefillPool:
         except TimeoutError:
             return "late", None
         except BackendLost as lost:
-            self._backends.mark_down(backend, str(lost))
+            self._backends.note_lost(backend, lost)
             return "lost", None
         if connection.status != 200:
             return "refused", None

@@ -64,5 +64,6 @@ def _application(model: FleetModel, fleet: FleetFile, host: str) -> Any:
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=fleet.drain_s + 20,
         graceful_shutdown_wait_loop_s=0.1,
+        max_surge_percent=1 if model.surge else 0,  # Ray rounds it up to one server
     )
     return deployment.bind(model.model, list(model.serve), host, fleet.drain_s)

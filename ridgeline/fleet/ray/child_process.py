@@ -17,6 +17,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _LOG_TAIL_BYTES = 2000
+_PATIENCE_S = 30.0  # with a process that has accepted a connection
 
 
 class ChildProcess:
@@ -55,7 +56,7 @@ class ChildProcess:
         while time.monotonic() < deadline_s:
             if not self.is_running:
                 raise RuntimeError(f"the server has ended: {self.log_tail()}")
-            if is_ready(url):
+            if is_ready(url, _PATIENCE_S):
                 return
             time.sleep(0.2)
         raise RuntimeError(f"the server is not ready after {timeout_s:g} s: {self.log_tail()}")

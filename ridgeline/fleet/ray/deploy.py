@@ -6,17 +6,20 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.fleet.ray.applications import KEY, PREFIX, actor_environment, failure_of, run_model
-from ridgeline.fleet.ray.fleet_file import FleetFile
+from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.gateway_actor import GatewaySupervisor
 from ridgeline.fleet.ray.server_actor import GATEWAY, NAMESPACE
 
 _START_ATTEMPTS = 3
+_ROOM_S = 10.0  # in which Ray places what it has room for
 
 
 def import_ray() -> Any:
@@ -67,13 +70,14 @@ def startup_cause() -> str | None:
     return None if fatal is None else f"{fatal[0]} (log: {logs / 'raylet.out'})"
 
 
-def deploy(fleet: FleetFile) -> str:
-    """Make the cluster run the fleet, changing servers one after another; the gateway's URL.
+def deploy(fleet: FleetFile) -> list[str]:
+    """Make the cluster run the fleet, changing servers one after another.
 
-    Raises BadInput where servers on several machines would have no key.
+    Returns the applications that the fleet does not have any more, and that serve until `remove`
+    ends them. Where the cluster has no room for theirs and the new ones, they end at once. Raises
+    BadInput where servers on several machines would have no key.
     """
     ray = import_ray()
-    from ray import serve
 
     is_single = sum(node["Alive"] for node in ray.nodes()) == 1
     if not is_single and not os.environ.get(KEY):
@@ -92,14 +96,54 @@ def deploy(fleet: FleetFile) -> str:
         )
         .remote(fleet.host, fleet.port, fleet.route)
     )
-    url = str(ray.get(gateway.status.remote())["url"])
-    wanted = {PREFIX + model.name for model in fleet.models}
+    ray.get(gateway.status.remote())
+    known = _applications()
+    leaving = sorted(known - {PREFIX + model.name for model in fleet.models})
+    new = [model for model in fleet.models if PREFIX + model.name not in known]
+    if leaving and not all(_has_room(model, model.replicas) for model in new):
+        remove(leaving)
+        leaving = []
+    fleet = _with_surge(fleet, known)
     for model in fleet.models:
         run_model(model, fleet, host)
     ray.get(gateway.follow_load.remote(fleet, host))
-    for name in _applications() - wanted:
+    return leaving
+
+
+def remove(applications: Iterable[str]) -> None:
+    """End the servers of these applications."""
+    from ray import serve
+
+    for name in applications:
         serve.delete(name)
-    return url
+
+
+def _with_surge(fleet: FleetFile, known: set[str]) -> FleetFile:
+    """The fleet in which only those models have `surge` that the cluster has room for."""
+    models = (
+        msgspec.structs.replace(
+            model,
+            surge=model.surge and (PREFIX + model.name not in known or _has_room(model, 1)),
+        )
+        for model in fleet.models
+    )
+    return msgspec.structs.replace(fleet, models=tuple(models))
+
+
+def _has_room(model: FleetModel, count: int) -> bool:
+    """Whether the cluster could place that many more servers of the model now."""
+    import_ray()
+    from ray.util import placement_group, remove_placement_group
+
+    needs = {"CPU": model.cpus, "GPU": model.gpus, **model.resources}
+    bundle = {name: amount for name, amount in needs.items() if amount}
+    if not bundle:
+        return True
+    group = placement_group([bundle] * count)
+    try:
+        return bool(group.wait(_ROOM_S))
+    finally:
+        remove_placement_group(group)
 
 
 def wait_ready(fleet: FleetFile, timeout_s: float, on_change: Callable[[str], None]) -> None:
@@ -107,11 +151,12 @@ def wait_ready(fleet: FleetFile, timeout_s: float, on_change: Callable[[str], No
     from ray import serve
 
     deadline_s, before = time.monotonic() + timeout_s, ""
+    wanted = {PREFIX + model.name for model in fleet.models}
     while time.monotonic() < deadline_s:
         states = {
             name: application.status.value
             for name, application in serve.status().applications.items()
-            if name.startswith(PREFIX)
+            if name in wanted
         }
         now = ", ".join(f"{name.removeprefix(PREFIX)} {state}" for name, state in states.items())
         if now != before:
@@ -147,8 +192,7 @@ def take_down() -> bool:
         gateway = ray.get_actor(GATEWAY, NAMESPACE)
     except ValueError:
         return False
-    for name in _applications():
-        serve.delete(name)
+    remove(_applications())
     with contextlib.suppress(Exception):
         ray.get(gateway.stop.remote(), timeout=90)
     ray.kill(gateway)

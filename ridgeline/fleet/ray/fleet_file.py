@@ -12,6 +12,7 @@ from ridgeline.errors import BadInput
 class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model. `cpus`, `gpus`: of one server, fractions of a GPU too; `serve`: further flags of
     `ridgeline serve`; `resources`: Ray's custom resources, to place servers on certain nodes.
+    `surge`: while servers are replaced, one more may run than usual, where the cluster has room.
 
     With `max_replicas`, the number of servers follows the load: `target_in_flight` requests for
     each, never below `replicas`, and less only when fewer sufficed for `stable_s`. With `rate`
@@ -34,6 +35,7 @@ class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gpus: float = 0.0
     serve: tuple[str, ...] = ()
     resources: dict[str, float] = {}
+    surge: bool = True
 
     @property
     def name(self) -> str:

@@ -17,22 +17,16 @@ from ridgeline.fleet.ray.applications import run_model
 from ridgeline.fleet.ray.child_process import ChildProcess, is_ready
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.scaling import SCALING_S, FleetScaler, read_gateway
+from ridgeline.fleet.ray.server_table import ServerTable
 
 log = logging.getLogger("ridgeline.fleet")
 
-_LOST_AFTER_S = 60.0
 _SUPERVISION_S = 1.0
-
-
-class ServerEntry(msgspec.Struct, kw_only=True):
-    """A server of the fleet, as `ridgeline fleet status` shows it."""
-
-    replica: str
-    model: str
-    url: str
-    pid: int
-    seen_s: float = 0.0
-    is_ready: bool = False
+_ANSWER_S = 10.0
+_PARK = "--park-timeout-s"
+_PARK_S = 300
+"""Wait of a request for a server, where `route` sets none: a fleet without room for one more server
+has none while its only one is replaced, and a model takes its time to load."""
 
 
 class GatewaySupervisor:
@@ -42,9 +36,7 @@ class GatewaySupervisor:
         self._host, self._port, self._arguments = host, port, tuple(arguments)
         self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-fleet-")
         self._file = Path(self._folder.name) / "backends"
-        self._servers: dict[str, ServerEntry] = {}
-        self._lock = threading.Lock()
-        self._write()
+        self._servers = ServerTable(self._file, lambda url: is_ready(url, _ANSWER_S))
         self._child = self._start()
         self._scaler: FleetScaler | None = None
         threading.Thread(target=self._supervise, daemon=True).start()
@@ -59,29 +51,22 @@ class GatewaySupervisor:
         key = os.environ.get("RIDGELINE_API_KEY")
         self._scaler = FleetScaler(fleet.models, lambda: read_gateway(self.url, key), set_replicas)
 
-    def register(self, replica: str, model: str, url: str, pid: int) -> None:
-        """A server is ready."""
-        entry = ServerEntry(replica=replica, model=model, url=url, pid=pid, seen_s=time.monotonic())
-        with self._lock:
-            self._servers[replica] = entry
-            self._write()
-
-    def note_alive(self, replica: str) -> None:
+    def note_server(self, replica: str, model: str, url: str, pid: int) -> None:
         """The supervisor of a server has found it running."""
-        with self._lock:
-            if replica in self._servers:
-                self._servers[replica].seen_s = time.monotonic()
+        self._servers.note(replica, model, url, pid)
+
+    def is_routed(self, url: str) -> bool:
+        """Whether the gateway sends requests to the server at the URL."""
+        view = read_gateway(self.url, os.environ.get("RIDGELINE_API_KEY"))
+        return view is not None and any(b.url == url and b.state == "ready" for b in view.backends)
 
     def unregister(self, replica: str) -> None:
         """A server is about to stop: it gets no more requests."""
-        with self._lock:
-            self._servers.pop(replica, None)
-            self._write()
+        self._servers.remove(replica)
 
     def status(self) -> dict[str, Any]:
         """The gateway's URL and the servers, as plain values."""
-        with self._lock:
-            servers = [msgspec.structs.replace(entry) for entry in self._servers.values()]
+        servers = self._servers.entries()
         for entry in servers:
             entry.is_ready = is_ready(entry.url)
         return {
@@ -100,13 +85,7 @@ class GatewaySupervisor:
         self._child.stop(60)
 
     def _start(self) -> ChildProcess:
-        words = ["--host", self._host, "--port", str(self._port), "--backend-file", str(self._file)]
-        return ChildProcess(["route", *words, *self._arguments])
-
-    def _write(self) -> None:
-        part = self._file.with_suffix(".part")
-        part.write_text("".join(f"{entry.url}\n" for entry in self._servers.values()))
-        part.replace(self._file)
+        return ChildProcess(gateway_words(self._host, self._port, self._file, self._arguments))
 
     def _scale(self) -> None:
         while True:
@@ -119,15 +98,17 @@ class GatewaySupervisor:
                     log.exception("the fleet cannot be scaled")
 
     def _supervise(self) -> None:
-        """Forget servers whose supervisors are gone, and start a gateway that has ended again."""
+        """Start a gateway that has ended again, and forget servers that are gone."""
         while True:
             time.sleep(_SUPERVISION_S)
-            lost_s = time.monotonic() - _LOST_AFTER_S
-            with self._lock:
-                lost = [name for name, entry in self._servers.items() if entry.seen_s < lost_s]
-                for name in lost:
-                    del self._servers[name]
-                if lost:
-                    self._write()
             if not self._child.is_running:
                 self._child = self._start()
+            self._servers.forget_lost()
+
+
+def gateway_words(host: str, port: int, file: Path, arguments: Sequence[str]) -> list[str]:
+    """The command line of the gateway; `arguments`: further flags of `ridgeline route`."""
+    words = ["route", "--host", host, "--port", str(port), "--backend-file", str(file)]
+    if not any(word.split("=")[0] == _PARK for word in arguments):
+        words += [_PARK, str(_PARK_S)]
+    return [*words, *arguments]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 
 from ridgeline.fleet.ray.child_process import ChildProcess, free_port
 
 NAMESPACE, GATEWAY = "ridgeline", "ridgeline-gateway"
 _START_TIMEOUT_S = 900.0
+_ROUTED_TIMEOUT_S = 120.0
 
 
 class ServerReplica:
     """A replica of Ray Serve: runs `ridgeline serve`, and ends with it.
 
-    Ray starts another one if `check_health` fails. When Ray removes the replica, the server gets no
-    more requests, finishes what it can within `drain_s`, and hands the rest over.
+    It is there for Ray once the gateway sends it requests, so that one that it replaces stops no
+    earlier. Ray starts another one if `check_health` fails. When Ray removes the replica, the
+    server gets no more requests, finishes what it can within `drain_s`, and hands the rest over.
     """
 
     def __init__(self, model: str, arguments: Sequence[str], host: str, drain_s: int) -> None:
@@ -35,13 +38,17 @@ class ServerReplica:
         except RuntimeError:
             self._child.stop(5)
             raise
-        ray.get(self._gateway.register.remote(self._replica, model, url, self._child.pid))
+        self._entry = (self._replica, model, url, self._child.pid)
+        ray.get(self._gateway.note_server.remote(*self._entry))
+        deadline_s = time.monotonic() + _ROUTED_TIMEOUT_S
+        while time.monotonic() < deadline_s and not ray.get(self._gateway.is_routed.remote(url)):
+            time.sleep(0.2)
 
     def check_health(self) -> None:
         """Raises RuntimeError if the server has ended."""
         if not self._child.is_running:
             raise RuntimeError("the server has ended")
-        self._gateway.note_alive.remote(self._replica)
+        self._gateway.note_server.remote(*self._entry)
 
     def __call__(self) -> str:
         """Requests go to the gateway, and not through Ray."""

@@ -71,7 +71,7 @@ class SimulatedFiles:
     name = "disk"
 
     def __init__(self, memory: MemoryTier, max_blocks: int, block_bytes: int, rate: Rate) -> None:
-        self._memory, self.max_blocks, self._block_bytes = memory, float(max_blocks), block_bytes
+        self._memory, self._max_blocks, self._block_bytes = memory, max_blocks, block_bytes
         self._rate, self._now_s, self._idle_s = rate, 0.0, 0.0
         self._stored: OrderedDict[Key, None] = OrderedDict()
         self._loads: list[tuple[float, tuple[Key, ...]]] = []  # a heap
@@ -101,7 +101,7 @@ class SimulatedFiles:
     def store(self, blocks: Sequence[tuple[Key, int]]) -> None:
         for key, _ in blocks:
             self._stored[key] = None
-        while len(self._stored) > self.max_blocks:
+        while len(self._stored) > self._max_blocks:
             self._stored.popitem(last=False)
         self._memory.unpin(slot for _, slot in blocks)
 

@@ -59,8 +59,9 @@ def _start_fleet(
         raise BadInput("fleet up needs a file", fix="ridgeline fleet up fleet.toml")
     fleet = pack_fleet(read_fleet_file(options.file))
     started = deploy.connect(options.address, start=True)
-    deploy.deploy(fleet)
+    leaving = deploy.deploy(fleet)
     deploy.wait_ready(fleet, options.ready_timeout_s, on_progress)
+    deploy.remove(leaving)
     on_status(_status())
     if started:
         _wait_for_end()

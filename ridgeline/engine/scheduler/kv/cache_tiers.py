@@ -19,12 +19,13 @@ Invariants.
     tokens at the measured rate of prompts; the rest is counted as declined.
   * Second chance: only blocks of a prefix that was hit, of a preempted sequence, or of a sequence
     of at least `min_tokens` are saved, so texts read once do not displace conversations.
-  * Once as many blocks as the tiers hold were saved and none of them was loaded, only one long
-    sequence in `PROBE_SHARE` is saved, until a block is loaded again.
+  * Long sequences that were never hit are saved as long as what is evicted returns
+    (`evicted_returns.py`).
 
-When it loses. Texts that never come back cost a copy per evicted block until the tiers are full,
-and an eighth of that from then on. Prompts are computed faster
-than they are read: small models on GPUs over slow disks, where every load is declined.
+When it loses. Texts that never come back cost a copy per evicted block until `TRIAL_POOLS` times
+the pool was saved. Conversations whose first return comes after that are computed once more.
+Prompts are computed faster than they are read: small models on GPUs over slow disks, where every
+load is declined.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from ridgeline.engine.scheduler.kv.block_transfer import (
     Place,
     content_digest,
 )
+from ridgeline.engine.scheduler.kv.evicted_returns import EvictedReturns
 from ridgeline.engine.scheduler.kv.memory_tier import Key, MemoryTier, block_key
 from ridgeline.engine.scheduler.kv.prefix_cache import ComputedPrefix, PrefixCache
 from ridgeline.engine.scheduler.kv.tiers import (
@@ -62,14 +64,16 @@ from ridgeline.records import KvTransferParams
 MIN_TOKENS = 256
 """Length from which a sequence's blocks are saved although none of them was ever hit."""
 
-PROBE_SHARE = 8
-"""One in eight long sequences is saved while no saved block comes back."""
+TRIAL_POOLS = 4
+"""Evicted blocks, in sizes of the pool, that are saved although none has come back yet."""
 
 PROMPT_STEP_TOKENS = 32
 """Tokens from which a step counts as one that computes prompts."""
 
 UNMEASURED_WAIT_S = 5.0
 """The longest wait for storage before the time of prompts has been measured."""
+
+_LONG, _PROVEN = 1, 2  # why a block deserves a copy: its sequence is long, or was hit or preempted
 
 Holds = Callable[[int, bytes], bool]
 
@@ -96,11 +100,6 @@ class Rate:
 
 class Storage(Protocol):
     """Tiers below memory. Its methods return at once; threads of its own do the rest."""
-
-    @property
-    def max_blocks(self) -> float:
-        """Blocks that it holds at most; inf if it has no bound."""
-        ...
 
     def find(self, key: Key) -> str | None:
         """The tier that has a block; None if none has."""
@@ -132,8 +131,6 @@ class Storage(Protocol):
 
 class NoStorage:
     """Memory is the only tier."""
-
-    max_blocks = 0.0
 
     def find(self, key: Key) -> str | None:
         return None
@@ -194,7 +191,7 @@ class CacheTiers:
         self._pool, self._cache, self._layout = pool, cache, layout
         self._num_full = int(bool(layout.full))
         self._min_tokens = min_tokens
-        self._num_unused = 0  # blocks saved since one was loaded
+        self._returns = EvictedReturns(TRIAL_POOLS * pool.num_blocks)
         self._prompt_token_s: float | None = None
         self._worth = bytearray(pool.num_blocks)  # blocks that deserve a copy
         self._stores: list[tuple[int, int]] = []
@@ -211,26 +208,24 @@ class CacheTiers:
         key = block_key(group, digest)
         if not worth or self.memory.touch(key):
             return
+        if worth == _LONG and not self._returns.are_expected:
+            self._returns.note_evicted(digest)
+            return
         slot = self.memory.reserve()
         if slot is None:
             self.totals.dropped_blocks += 1
         elif self.memory.publish(key, slot, pinned=True):
-            self._num_unused += 1
+            self._returns.note_saved()
             self._stores.append((block, slot))
             self._stored.append((key, slot))
 
     def note_release(self, seq: Sequence, *, resumes: bool = False) -> None:
-        if resumes or (seq.num_known >= self._min_tokens and self._may_return(seq)):
-            self._mark(seq.all_blocks)
+        if resumes or seq.num_known >= self._min_tokens:
+            self._mark(seq.all_blocks, _PROVEN if resumes else _LONG)
         if not resumes:
             self._end_fetch(seq)
             if seq.request.lease:
                 self.exports.note_released(seq)
-
-    def _may_return(self, seq: Sequence) -> bool:
-        """False if all that the tiers hold was saved in vain, but for a sample."""
-        capacity = self.memory.num_slots + self.storage.max_blocks
-        return self._num_unused <= capacity or seq.id % PROBE_SHARE == 0
 
     def note_published(self, seq: Sequence) -> None:
         if seq.request.lease:
@@ -244,14 +239,15 @@ class CacheTiers:
             if self._worth[block]
         ]
 
-    def _mark(self, blocks: Seq[int]) -> None:
+    def _mark(self, blocks: Seq[int], why: int) -> None:
+        worth, is_published = self._worth, self._pool.is_published
         for block in blocks:
-            self._worth[block] = self._pool.is_published(block)
+            worth[block] = max(worth[block], why) if is_published(block) else 0
 
     # -- loading at admission
 
     def extend(self, seq: Sequence, prefix: ComputedPrefix, now_s: float) -> ComputedPrefix:
-        self._mark(prefix.all_blocks)  # a hit
+        self._mark(prefix.all_blocks, _PROVEN)
         if not len(self.memory):
             return prefix
         self._unpin_found()
@@ -284,7 +280,7 @@ class CacheTiers:
             self._count_hit(key)
             tables[group][i] = block
             held.append(block)
-        self._mark(held)
+        self._mark(held, _PROVEN)
         full, windows = (tables[0], tables[1:]) if self._num_full else ([], tables)
         return msgspec.structs.replace(prefix, blocks=full, windows=windows), held
 
@@ -323,7 +319,7 @@ class CacheTiers:
     def _count_hit(self, key: Key) -> None:
         source, hits = self.memory.take_source(key), self.totals.hit_tokens
         self.totals.loaded_blocks += 1
-        self._num_unused = 0
+        self._returns.note_loaded()
         # With several groups of layers, a position is in a block of each.
         hits[source] = hits.get(source, 0) + self._pool.block_size // self._layout.num_groups
 
@@ -337,6 +333,8 @@ class CacheTiers:
             return None
         self.storage.refresh()
         first, end = self._reach(seq, self._anywhere)
+        if end < len(seq.digests):
+            self._returns.note_missing(seq.digests[end])
         _, near = self._reach(seq, self._in_memory)
         gained = (end - near) * self._pool.block_size
         if gained <= 0:

@@ -1,0 +1,91 @@
+"""The servers of a fleet on Ray, as their supervisors report them, in a file for the gateway."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+LOST_AFTER_S = 60.0
+"""Time without a word from its supervisor after which a server is asked itself."""
+
+
+class ServerEntry(msgspec.Struct, kw_only=True):
+    """A server of the fleet, as `ridgeline fleet status` shows it."""
+
+    replica: str
+    model: str
+    url: str
+    pid: int
+    seen_s: float = 0.0
+    is_ready: bool = False
+
+
+class ServerTable:
+    """Servers by their replica in Ray Serve. Every change rewrites `file`, one URL per line.
+
+    `answers`: whether the server at a URL says that it is ready. A server leaves the table when its
+    supervisor says so, or is not heard of and the server does not answer: on a busy machine, Ray
+    may ask supervisors too rarely although their servers work.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        answers: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file, self._answers, self._clock = file, answers, clock
+        self._servers: dict[str, ServerEntry] = {}
+        self._left = set[str]()
+        self._lock = threading.Lock()
+        self._write()
+
+    def entries(self) -> list[ServerEntry]:
+        """Copies of the entries."""
+        with self._lock:
+            return [msgspec.structs.replace(entry) for entry in self._servers.values()]
+
+    def note(self, replica: str, model: str, url: str, pid: int) -> None:
+        """The supervisor of a server has found it running."""
+        with self._lock:
+            if replica in self._left:  # said before it left, and come late
+                return
+            known = self._servers.get(replica)
+            if known is not None:
+                known.seen_s = self._clock()
+                return
+            self._servers[replica] = ServerEntry(
+                replica=replica, model=model, url=url, pid=pid, seen_s=self._clock()
+            )
+            self._write()
+
+    def remove(self, replica: str) -> None:
+        """The server is about to stop: it gets no more requests."""
+        with self._lock:
+            self._left.add(replica)
+            if self._servers.pop(replica, None) is not None:
+                self._write()
+
+    def forget_lost(self) -> None:
+        """Drop the servers that neither their supervisors nor they themselves vouch for."""
+        lost_s = self._clock() - LOST_AFTER_S
+        for entry in self.entries():
+            if entry.seen_s >= lost_s:
+                continue
+            if self._answers(entry.url):
+                self.note(entry.replica, entry.model, entry.url, entry.pid)
+                continue
+            with self._lock:
+                known = self._servers.get(entry.replica)
+                if known is not None and known.seen_s == entry.seen_s:
+                    del self._servers[entry.replica]
+                    self._write()
+
+    def _write(self) -> None:
+        part = self._file.with_suffix(".part")
+        part.write_text("".join(f"{entry.url}\n" for entry in self._servers.values()))
+        part.replace(self._file)

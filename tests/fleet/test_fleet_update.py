@@ -1,0 +1,134 @@
+"""How `fleet up` replaces servers, and which servers the gateway gets to know; without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.fleet.ray import deploy
+from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
+from ridgeline.fleet.ray.gateway_actor import gateway_words
+from ridgeline.fleet.ray.server_table import LOST_AFTER_S, ServerTable
+
+
+class Cluster:
+    """Of Ray, what `deploy` asks: applications that run, and room for further servers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, running: set[str], room: int) -> None:
+        self.running, self.room = running, room
+        self.steps: list[str] = []
+        for name in ("status", "follow_load"):
+            setattr(self, name, self)
+        monkeypatch.setattr(deploy, "import_ray", lambda: self)
+        monkeypatch.setattr(deploy, "_applications", lambda: set(self.running))
+        monkeypatch.setattr(deploy, "_has_room", lambda model, count: count <= self.room)
+        monkeypatch.setattr(deploy, "run_model", self.run_model)
+        monkeypatch.setattr(
+            deploy, "remove", lambda names: self.steps.extend(f"-{n}" for n in names)
+        )
+
+    def run_model(self, model: FleetModel, _: FleetFile, host: str) -> None:
+        self.steps.append(f"+{model.name}{' surge' if model.surge else ''}")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True}]
+
+    def get(self, value: Any) -> Any:
+        return value
+
+    def remote(self, *_: Any) -> Any:
+        return self
+
+    def options(self, **_: Any) -> Any:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("running", "room", "steps", "leaving"),
+    [
+        ({"ridgeline-demo"}, 1, ["+demo surge"], []),
+        ({"ridgeline-demo"}, 0, ["+demo"], []),
+        ({"ridgeline-demo-l4"}, 2, ["+demo surge"], ["ridgeline-demo-l4"]),
+        ({"ridgeline-demo-l4"}, 1, ["-ridgeline-demo-l4", "+demo surge"], []),
+        (set(), 0, ["+demo surge"], []),
+    ],
+)
+def test_old_servers_serve_until_new_ones_do_where_there_is_room(
+    running: set[str],
+    room: int,
+    steps: list[str],
+    leaving: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch, running, room)
+    fleet = FleetFile(models=(FleetModel(model="demo", replicas=2),))
+    assert deploy.deploy(fleet) == leaving
+    assert cluster.steps == steps
+
+
+def test_no_server_more_than_usual_runs_where_the_file_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch, {"ridgeline-demo"}, 5)
+    deploy.deploy(FleetFile(models=(FleetModel(model="demo", surge=False),)))
+    assert cluster.steps == ["+demo"]
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        ((), ["--park-timeout-s", "300"]),
+        (("--park-timeout-s=5",), ["file", "--park-timeout-s=5"]),
+        (("--park-timeout-s", "5"), ["--park-timeout-s", "5"]),
+    ],
+)
+def test_gateway_of_a_fleet_waits_as_long_as_a_model_loads(
+    given: tuple[str, ...], last: list[str]
+) -> None:
+    words = gateway_words("127.0.0.1", 1, Path("file"), given)
+    assert words[-2:] == last and "".join(words).count("park") == 1
+
+
+class Table:
+    """A table on a clock that a test sets, of servers that answer while `alive` has their URL."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_s, self.alive, self.file = 0.0, {"http://h:1", "http://h:2"}, folder / "backends"
+        self.table = ServerTable(self.file, self.alive.__contains__, lambda: self.now_s)
+        for number in (1, 2):
+            self.note(number)
+
+    def note(self, number: int) -> None:
+        self.table.note(f"r{number}", "demo", f"http://h:{number}", number)
+
+    def urls(self) -> list[str]:
+        urls = self.file.read_text().split()
+        assert urls == [entry.url for entry in self.table.entries()]
+        return urls
+
+
+def test_server_leaves_the_file_when_nobody_vouches_for_it(tmp_path: Path) -> None:
+    world = Table(tmp_path)
+    world.now_s = LOST_AFTER_S + 1
+    world.note(1)
+    world.table.forget_lost()
+    assert world.urls() == ["http://h:1", "http://h:2"]  # Ray does not ask, but it serves
+    world.alive.clear()
+    world.now_s += LOST_AFTER_S / 2
+    world.note(1)
+    world.now_s += LOST_AFTER_S / 2 + 1
+    world.table.forget_lost()
+    assert world.urls() == ["http://h:1"]  # the supervisor's word suffices
+    world.note(2)  # it was only slow
+    assert world.urls() == ["http://h:1", "http://h:2"]
+
+
+def test_server_that_left_does_not_come_back_by_a_late_word(tmp_path: Path) -> None:
+    world = Table(tmp_path)
+    world.table.remove("r1")
+    world.note(1)
+    assert world.urls() == ["http://h:2"]
+    world.table.entries()[0].url = "changed"  # of a copy
+    assert world.urls() == ["http://h:2"]
