@@ -18,9 +18,15 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY native /src/native
 COPY ridgeline /src/ridgeline
 RUN /opt/ridgeline/bin/pip install --no-cache-dir "/src${EXTRAS}"
-# What only builds and tests of PyTorch need: 190 MB.
-RUN rm -rf /opt/ridgeline/lib/python3.*/site-packages/torch/test /opt/ridgeline/lib/python3.*/site-packages/torch/include \
- && find /opt/ridgeline/lib/python3.*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete
+# What only builds, tests and debuggers of packages need, and byte code that Ridgeline never runs: 430 MB.
+RUN packages=$(echo /opt/ridgeline/lib/python3.*/site-packages) \
+ && rm -rf "$packages/torch/test" "$packages/torch/include" \
+ && find "$packages/torch/bin" -type f ! -name torch_shm_manager -delete \
+ && for name in scipy sympy networkx mpmath; do \
+      find "$packages/$name" -depth -type d -name tests -exec rm -rf {} +; done \
+ && for name in sympy networkx mpmath torch/_inductor torch/_dynamo torch/testing torch/onnx; do \
+      find "$packages/$name" -depth -type d -name __pycache__ -exec rm -rf {} +; done \
+ && strip --strip-unneeded "$packages/torch/lib/libtorch_cpu.so" "$packages/torch/lib/libtorch_python.so"
 
 FROM ${PYTHON_IMAGE}
 # The kernels use OpenMP by the library that PyTorch brings along: nothing else has to be installed.

@@ -1,13 +1,17 @@
 """Time to first token of a returning conversation: recomputed, from memory, from files.
 
     python benchmarks/bench_kv_tiers.py [MODEL] [--tokens N] [--conversations N] [--rounds N]
-        [--output FILE]
+        [--never N] [--output FILE]
 
 The pool of the KV cache holds one conversation, so each has been evicted when it returns. The arms
 take turns within a round. `files` drops the page cache of the files first (posix_fadvise), so that
 they are read from the disk; `files (page cache)` does not. `without reuse` is the CPU time of the
 first visits, saving included, relative to an engine without tiers. Medians over rounds; the tokens
 of every arm are compared.
+
+With --never, that many prompts that never return are sent instead, each to an engine without tiers
+and to one per kind of tier in turn: CPU time of the prompt, writing included, relative to the
+engine without, in blocks of eight prompts. Copies end after four times the pool.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -104,6 +109,35 @@ def run_round(args: argparse.Namespace, seed: int) -> dict[str, dict]:
     return arms
 
 
+def cost_without_reuse(args: argparse.Namespace) -> dict[str, list[float]]:
+    """CPU time relative to that without tiers, by arm, for each eight prompts."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(dir=args.folder))
+        kinds: dict[str, dict[str, object]] = {
+            "none": {},
+            "memory": {"kv_tier_memory": args.memory},
+            "files": {"kv_tier_memory": args.memory, "kv_tier_dir": folder},
+        }
+        engines = {k: stack.enter_context(open_engine(args, **own)) for k, own in kinds.items()}
+        vocab_size = engines["none"].info.vocab_size
+        cpu_s: dict[str, list[float]] = {kind: [] for kind in kinds}
+        order = list(kinds)
+        for number in range(-1, args.never):
+            prompt = conversation(number + 10**6, args.tokens, vocab_size)
+            random.Random(number).shuffle(order)
+            for kind in order:
+                began_s = time.process_time()
+                send(engines[kind], prompt)
+                time.sleep(0.3)  # writes of files end
+                if number >= 0:  # the first prompt warms up
+                    cpu_s[kind].append(time.process_time() - began_s)
+        parts = range(0, args.never, 8)
+        return {
+            kind: [sum(own[i : i + 8]) / sum(cpu_s["none"][i : i + 8]) for i in parts]
+            for kind, own in cpu_s.items()
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2")
@@ -112,9 +146,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", type=int, default=1 << 30)
     parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--never", type=int, default=0)
     parser.add_argument("--output", type=Path, default=None)
     args = parser.parse_args()
     args.pool_bytes, args.drop = pool_bytes(args), False
+    if args.never:
+        costs = cost_without_reuse(args)
+        for name, shares in costs.items():
+            print(f"{name:<20}" + " ".join(f"{share:.3f}" for share in shares))
+        if args.output is not None:
+            facts = {"model": args.model, "tokens": args.tokens, "never": args.never}
+            args.output.write_text(json.dumps({**facts, "without_reuse": costs}, indent=1) + "\n")
+        return
     rounds = [run_round(args, 1000 * i) for i in range(args.rounds)]
     base_s = statistics.median(s for one in rounds for s in one["recomputed"]["second_s"])
     table = {}

@@ -125,7 +125,8 @@ class Backends:
         self._watches: dict[int, asyncio.Task[None]] = {}
         self.on_start: list[Callable[[], Coroutine[None, None, None]]] = []
         self.clock: Callable[[], float] = time.monotonic
-        self.waiting: dict[object, float] = {}  # turns without a first byte: sent when, by `clock`
+        # turns without a first byte: the backend's id, and when it was sent, by `clock`
+        self.waiting: dict[object, tuple[int, float]] = {}
 
     def add(self, addresses: Sequence[BackendAddress], role: BackendRole) -> None:
         """Backends with a role, before the start. Those that compute prompts for others get whole

@@ -358,7 +358,8 @@ class Gateway:
         call, backend, status = attempt.call, attempt.backend, connection.status
         body = await connection.read_all(_MAX_WHOLE_BYTES)
         call.excluded.add(backend.id)
-        if status == 503 and (b"connection", b"close") in connection.headers:
+        is_own = not self.fallback.is_backend(backend)
+        if is_own and status == 503 and (b"connection", b"close") in connection.headers:
             self.backends.mark_draining(backend)
             if backend.id not in call.stopping:  # a server that stops has cost nothing
                 call.stopping.add(backend.id)
@@ -412,7 +413,7 @@ class _Attempt:
         self._parking, self._verdicts = parking, backends.verdicts
         call.backend, call.num_attempts = str(backend.address), call.num_attempts + 1
         self._waiting = backends.waiting
-        self._waiting[self] = backends.clock()
+        self._waiting[self] = backend.id, backends.clock()
         self._now_s = asyncio.get_running_loop().time
         self._sent_s, self._num_before = self._now_s(), call.relay.num_units
         self._has_first, self.is_answered = False, False

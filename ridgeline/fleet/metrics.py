@@ -112,6 +112,9 @@ class _BackendCollector(Collector):
         backends, load = self._backends, self._backends.load
         shown = [backend for backend in backends.all if not backend.is_removed]
         age_s, wanted = self._decide()
+        now_s, since_s = backends.clock(), dict[int, float]()
+        for backend_id, sent_s in backends.waiting.values():
+            since_s[backend_id] = min(sent_s, since_s.get(backend_id, sent_s))
         return FleetView(
             backends=tuple(
                 BackendView(
@@ -122,6 +125,7 @@ class _BackendCollector(Collector):
                     in_flight=load.in_flight[backend.id],
                     queued_tokens=load.queued_tokens[backend.id],
                     prefill_tok_s=load.prefill_rate(backend.id),
+                    oldest_s=now_s - since_s.get(backend.id, now_s),
                 )
                 for backend in shown
             ),
@@ -136,7 +140,7 @@ class _BackendCollector(Collector):
     def _decide(self) -> tuple[float, int]:
         """Age of the oldest request without a byte of its response, and the replicas wanted."""
         backends, now_s = self._backends, self._backends.clock()
-        age_s = now_s - min(backends.waiting.values(), default=now_s)
+        age_s = now_s - min((sent_s for _, sent_s in backends.waiting.values()), default=now_s)
         signals = FleetSignals(
             in_flight=sum(backends.load.in_flight) + self._parking.num_parked,
             num_replicas=sum(backend.is_available for backend in backends.all),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
@@ -68,6 +69,19 @@ def test_load_adds_servers_at_once_and_removes_them_after_the_stable_time() -> N
     assert world.changes == [("demo", 5)]
     world.scaler.step(66.0)
     assert world.changes[-1] == ("demo", 2)
+
+
+def test_old_requests_add_servers_to_their_own_model() -> None:
+    waiting, other = (msgspec.structs.replace(MODEL, model=m, allowed_wait_s=2.0) for m in "ab")
+    world = World(waiting, other)
+    view = seen(1, 1)
+    own = (
+        msgspec.structs.replace(view.backends[0], models=("a",), oldest_s=3.0),
+        msgspec.structs.replace(view.backends[1], models=("b",)),
+    )
+    world.view = msgspec.structs.replace(view, backends=own)
+    world.scaler.step(0.0)
+    assert world.changes == [("a", 3)]
 
 
 def test_floor_and_ceiling_hold_and_a_silent_gateway_changes_nothing() -> None:

@@ -6,7 +6,8 @@ import msgspec
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend. `prefill_tok_s`: prompt tokens per second, as measured here; 0 if unknown."""
+    """One backend. `prefill_tok_s`: prompt tokens per second, as measured here; 0 if unknown.
+    `oldest_s`: how long a request has waited for the first byte of its response."""
 
     url: str
     state: str
@@ -15,6 +16,7 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     queued_tokens: int
     prefill_tok_s: float
+    oldest_s: float = 0.0
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `surge`: while servers are replaced, one more may run than usual, where the cluster has room.
 
     With `max_replicas`, the number of servers follows the load: `target_in_flight` requests for
-    each, never below `replicas`, and less only when fewer sufficed for `stable_s`. With `rate`
+    each, more while one has waited for its first token for `allowed_wait_s`, never below
+    `replicas`, and less only when fewer sufficed for `stable_s`. With `rate`
     (requests per second of `input_len` and `output_len` tokens), replicas, gpus and resources
     follow from the fleet's `stock` of devices, and a server takes requests up to four times as long
     where `serve` has no --max-model-len.
@@ -25,6 +26,7 @@ class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     replicas: int = 1
     max_replicas: int | None = None
     target_in_flight: float = 16.0
+    allowed_wait_s: float | None = None
     stable_s: float = 300.0
     rate: float | None = None
     input_len: int = 1024
@@ -87,9 +89,11 @@ def _check_scaling(model: FleetModel, stock: str) -> None:
             value=model.max_replicas,
             limit=f">= {model.replicas}",
         )
-    if model.target_in_flight <= 0 or model.stable_s < 0:
+    waits = model.allowed_wait_s is None or model.allowed_wait_s > 0
+    if model.target_in_flight <= 0 or model.stable_s < 0 or not waits:
         raise BadInput(
-            "target_in_flight must be positive and stable_s not negative", value=model.name
+            "target_in_flight and allowed_wait_s must be positive, stable_s not negative",
+            value=model.name,
         )
     if model.rate is None:
         return

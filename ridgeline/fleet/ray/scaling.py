@@ -67,6 +67,7 @@ def _policy(model: FleetModel) -> ScalingPolicy:
         target_in_flight=model.target_in_flight,
         min_replicas=model.replicas,
         max_replicas=model.max_replicas,
+        allowed_wait_s=model.allowed_wait_s,
         stable_s=model.stable_s,
     )
 
@@ -75,4 +76,5 @@ def _signals(view: FleetView, model: FleetModel, num_replicas: int) -> FleetSign
     """The load of one model. Parked requests count for every model: none of theirs is ready."""
     own = [b for b in view.backends if model.model in b.models or model.name in b.models]
     in_flight = sum(backend.in_flight for backend in own) + view.num_parked
-    return FleetSignals(in_flight=in_flight, num_replicas=num_replicas)
+    oldest_s = max((backend.oldest_s for backend in own), default=0.0)
+    return FleetSignals(in_flight=in_flight, num_replicas=num_replicas, queue_age_s=oldest_s)
