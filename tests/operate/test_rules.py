@@ -115,3 +115,13 @@ def test_dashboards_have_unique_panels_and_parse(server: ServerName) -> None:
     assert all(
         expression.count("(") == expression.count(")") for expression in queries_of(dashboard)
     )
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_guide_on_call_names_every_alert(server: ServerName) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "on-call.md").read_text()
+    rules = build_rules(server, parse_slo_classes(CLASSES[server]))
+    alerts = {
+        rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule
+    }
+    assert alerts and not [name for name in alerts if f"`{name}`" not in guide]
