@@ -1,11 +1,10 @@
 """The backends of a gateway: which are ready, their models, and their load.
 
-Each backend is asked again and again whether it is ready, and the answer may take its time:
+Each backend is asked again and again whether it is ready, and its answer may take its time:
 
-    starting ──"ready"──▶ ready ──nothing from it for `silence_s`, though asked──▶ late
-        ▲                   ▲ ╲                                                     │
-        │                   │  ╲──"not ready"──▶ draining          "ready" ──▶ ready│DOWN_S
-        └─ it listens again └──────"ready"── down ◀── refused, reset ───────────────┘
+    ready, draining   it says that it is ready, or not
+    late              nothing came from it for `silence_s`, although it was asked
+    down              it refused or reset a connection, or nothing came for DOWN_S
 
 Any byte that comes from it counts, also that of a stream. A late backend gets what no ready one can
 take, so that servers which are only slow fail no request; its silent streams continue elsewhere,
@@ -297,8 +296,8 @@ class Backends:
             except Exception:
                 log.exception("the probe of %s failed", backend.address)
             ready = backend.state == "ready"
-            is_slow = ready or backend.is_removed
-            pause_s = self._probe_interval_s if is_slow else _FAST_PROBE_S
+            is_fast = not ready and not backend.is_removed
+            pause_s = _FAST_PROBE_S if is_fast else self._probe_interval_s
             backend.probe_now.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
