@@ -25,7 +25,7 @@ NOISE = 0.3  # standard deviation of the logarithm of a session's time
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
     """A version next to the stable one. Rates of errors and missed SLOs hold for both; `flips`:
-    probability that one of its tokens differs; `errors`: those of its own, on top."""
+    probability that one of its tokens differs; `errors`: further ones of the canary."""
 
     name: str
     error_rate: float = 0.0

@@ -109,7 +109,7 @@ class Table:
         return urls
 
 
-def test_server_leaves_the_file_when_nobody_vouches_for_it(tmp_path: Path) -> None:
+def test_server_without_a_supervisor_that_does_not_answer_leaves_the_file(tmp_path: Path) -> None:
     world = Table(tmp_path)
     world.now_s = LOST_AFTER_S + 1
     world.note(1)

@@ -19,7 +19,7 @@ Invariants.
     tokens at the measured rate of prompts; the rest is counted as declined.
   * Second chance: only blocks of a prefix that was hit, of a preempted sequence, or of a sequence
     of at least `min_tokens` are saved, so texts read once do not displace conversations.
-  * Long sequences that were never hit are saved as long as what is evicted returns
+  * Long sequences that were never hit are saved as long as evicted blocks return
     (`evicted_returns.py`).
 
 When it loses. Texts that never come back cost a copy per evicted block until `TRIAL_POOLS` times
