@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ridgeline.operate.server_series import ServerName
 from ridgeline.serve.app import create_app
 from ridgeline.twin.servers.command_line import read_command
 from ridgeline.workflows.serving.twin_of_server import open_twin
-from tests.operate.prometheus import program, scraping
+from tests.operate.prometheus import program, scraping, wait_for
 from tests.serve.conftest import running
 from tests.serve.fake_engine import FakeEngine
 
@@ -78,6 +79,14 @@ def test_dashboards_of_other_servers_show_their_twins_in_a_live_prometheus(tmp_p
         prometheus.wait(*(f'up{{instance="{url.removeprefix("http://")}"}} == 1' for url in urls))
         for url in urls:
             complete(url, 5)
-        prometheus.wait(*(expression for own in queries.values() for expression in own))
-        values = {e: prometheus.query(e) for own in queries.values() for e in own}
-        assert all(values.values())
+        expressions = {e for own in queries.values() for e in own}
+
+        def lacking() -> list[str]:
+            """The panels' expressions without a number."""
+            samples = {e: prometheus.query(e) for e in expressions}
+            values = {e: [float(own["value"][1]) for own in samples[e]] for e in expressions}
+            return [
+                e for e in expressions if not values[e] or not all(map(math.isfinite, values[e]))
+            ]
+
+        wait_for(lambda: not lacking())
