@@ -113,7 +113,7 @@ def make(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         if name in MADE and not (folder / name).exists():
             shutil.rmtree(folder / f"{name}.partial", ignore_errors=True)
-            quantize(dense, folder / name, QuantizeOptions(**MADE[name]))
+            quantize(dense, folder / name, QuantizeOptions(method="rtn", **MADE[name]))
 
 
 def path_of(folder: Path, name: str) -> str:

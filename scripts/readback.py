@@ -134,7 +134,10 @@ def make(folder: Path) -> int:
         quantize(
             model,
             folder / name,
-            QuantizeOptions(**{key: value for key, value in choices.items() if key != "model"}),
+            QuantizeOptions(
+                method="rtn",
+                **{key: value for key, value in choices.items() if key != "model"},
+            ),
         )
     found = {name: _expected(_path(folder, name)) for name in FORMATS}
     (folder / "expected.json").write_text(json.dumps(found), encoding="utf-8")

@@ -160,7 +160,7 @@ def quantize(
     model: str,
     output: str | Path,
     *,
-    method: QuantizeMethod = "rtn",
+    method: QuantizeMethod | None = None,
     bits: Literal[3, 4, 5, 8, 16] = 4,
     bits_budget: float | None = None,
     step_budget: float | None = None,
@@ -195,7 +195,7 @@ def quantize(
             'dummy:SHAPE' (random weights).
         output: Empty folder for the result.
         method: rtn and hqq need no text; gptq, awq, smoothquant and llm-int8 (8 bits)
-            calibrate; qat trains.
+            calibrate; qat trains (default: gptq at 3 to 5 bits, else rtn).
         bits: Bits per weight of the layers.
         bits_budget: Mean bits per weight, e.g. 5; sensitive layers get more, others fewer.
         step_budget: The same, by speed: time to read the weights of a decode step.

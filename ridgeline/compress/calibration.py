@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.tokenization import bos_tokens, load_tokenizer
 from ridgeline.errors import BadInput
+from ridgeline.modelspec.model import ModelSpec
 
 MOST_CHARACTERS = 20_000_000
 MOST_HELD = 8
@@ -71,6 +72,21 @@ def windows(model: str, text: str, recipe: QuantizeRecipe, vocab_size: int) -> l
     """
     tokenized = _check_length(model, text, recipe, vocab_size)
     return _draw_windows(tokenized, [(0, len(tokenized.tokens))], recipe)
+
+
+def why_not_calibrated(model: str, spec: ModelSpec, recipe: QuantizeRecipe) -> str:
+    """Why activations of the shipped text cannot be measured; "" if they can.
+
+    The model has no tokenizer, or one of another model, or parallel blocks, which the walk through
+    layers cannot take in halves.
+    """
+    if any(layer.parallel for layer in spec.layers):
+        return "blocks with parallel attention and MLP cannot be measured in halves"
+    try:
+        _check_length(model, shipped_text(), recipe, spec.vocab_size)
+    except BadInput as error:
+        return error.what
+    return ""
 
 
 class CalibrationSplit(NamedTuple):

@@ -346,7 +346,7 @@ _COMMANDS = (
         group="Improve",
         summary="Write a checkpoint in fewer bits.",
         details="An interrupted run continues where it stopped when the command is repeated.",
-        examples=("ridgeline quantize ./model -o ./model-int4 --method gptq",),
+        examples=("ridgeline quantize ./model -o ./model-int4",),
         sections=(QuantizeFiles, QuantizeOptions),
     ),
     Command(

@@ -352,12 +352,13 @@ class QuantizeOptions(Section, frozen=True, kw_only=True):
     prefix: ClassVar[str] = "quantize_"
 
     method: Annotated[
-        QuantizeMethod,
+        QuantizeMethod | None,
         About(
             "rtn and hqq need no text; gptq, awq, smoothquant and llm-int8 (8 bits) calibrate; "
-            "qat trains."
+            "qat trains.",
+            unset="gptq at 3 to 5 bits, else rtn",
         ),
-    ] = "rtn"
+    ] = None
     bits: Annotated[Literal[3, 4, 5, 8, 16], About("Bits per weight of the layers.")] = 4
     bits_budget: Annotated[
         float | None,

@@ -48,7 +48,13 @@ DISTILLED = DistillResult(
     teacher="demo", student="demo", output="made", num_tokens=5, curve=(), models=(), seconds=1.0
 )
 QUANTIZED = QuantizeResult(
-    model="demo", path="made", output="made", written_bytes=5, memory_bytes=6.0, seconds=1.0
+    model="demo",
+    path="made",
+    output="made",
+    method="gptq",
+    written_bytes=5,
+    memory_bytes=6.0,
+    seconds=1.0,
 )
 DRAFTER = DrafterTraining(
     model="demo",

@@ -141,8 +141,8 @@ def test_an_option_is_accepted_with_the_one_it_needs(
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (["quantize", "demo", "-o", "made", "--calibration-tokens", "64"], "--calibration-tokens"),
-        (["quantize", "demo", "-o", "made", "--calibration-windows", "4"], "--calibration-windows"),
+        (["quantize", "demo", "-o", "m", "--bits", "8", "--calibration-tokens", "64"], "--cal"),
+        (["quantize", "demo", "-o", "m", "--method", "rtn", "--calibration-windows", "4"], "--cal"),
         (["quantize", "demo", "-o", "made", "--bits", "16", "--steps", "9"], "--steps"),
         (["train-drafter", "demo", "-o", "made", "--kind", "eagle", "--heads", "4"], "--heads"),
         (["prune", "demo", "-o", "m", "--drop-layers", "1", "--method", "sparsegpt"], "--method"),

@@ -138,8 +138,8 @@ def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
 @pytest.mark.parametrize(
     ("choices", "kind"),
     [
-        (QuantizeOptions(group_size=32, zeros=True, format="gguf"), "Q4_1"),
-        (QuantizeOptions(bits=5, group_size=32, format="gguf"), "Q5_0"),
+        (QuantizeOptions(method="rtn", group_size=32, zeros=True, format="gguf"), "Q4_1"),
+        (QuantizeOptions(method="rtn", bits=5, group_size=32, format="gguf"), "Q5_0"),
     ],
 )
 def test_gguf_grids(tmp_path: Path, choices: QuantizeOptions, kind: str) -> None:

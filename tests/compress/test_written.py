@@ -31,7 +31,7 @@ def logits(model: Path) -> torch.Tensor:
 
 
 def write(target: Path, **choices: object) -> Path:
-    quantize("demo", target, QuantizeOptions(**choices))  # type: ignore[arg-type]
+    quantize("demo", target, QuantizeOptions(method="rtn", **choices))  # type: ignore[arg-type]
     return target
 
 

@@ -21,9 +21,9 @@ from ridgeline.workflows.quantize.quantize import quantize
 @pytest.mark.parametrize(
     "choices",
     [
-        QuantizeOptions(zeros=True),
-        QuantizeOptions(group_size=32, format="gptq"),
-        QuantizeOptions(group_size=32, format="gguf"),
+        QuantizeOptions(method="rtn", zeros=True),
+        QuantizeOptions(method="rtn", group_size=32, format="gptq"),
+        QuantizeOptions(method="rtn", group_size=32, format="gguf"),
         QuantizeOptions(numbers="nf4", format="bitsandbytes"),
     ],
     ids=lambda c: c.format,
@@ -45,7 +45,7 @@ def test_intact_checkpoints_pass(
 
 @pytest.mark.slow
 def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quantize("demo", tmp_path / "m", QuantizeOptions(group_size=32, format="gptq"))
+    quantize("demo", tmp_path / "m", QuantizeOptions(method="rtn", group_size=32, format="gptq"))
     file = next((tmp_path / "m").glob("model-00004*"))  # layer 2
     tensors = load_file(file)
     name = next(n for n in tensors if n.endswith("o_proj.scales"))

@@ -7,7 +7,7 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.config.improve import QuantizeFiles, QuantizeOptions
 from ridgeline.report.json_line import json_line
-from ridgeline.workflows.quantize.quantize import check_options
+from ridgeline.workflows.quantize.quantize import QuantizeResult, check_options
 from ridgeline.workflows.quantize.quantize import quantize as quantize_model
 
 
@@ -22,10 +22,20 @@ def quantize(call: Invocation) -> None:
         print(json_line(result.to_dict()))
         return
     size = f"{result.written_bytes / 1e6:,.1f} MB in {result.output}"
-    print(f"{result.model}: {size}, {result.seconds:.1f} s")
+    method = "unquantised" if result.method is None else f"by {result.method}"
+    print(f"{result.model}: {size}, {method}, {result.seconds:.1f} s")
     print(f"  in memory when opened: {result.memory_bytes / 1e6:,.1f} MB")
-    if options.method in ("rtn", "hqq") and options.numbers == "int" and options.bits < 8:
-        print(f"  {options.bits} bits without calibration cost quality:")
-        print("  --method gptq or --bits 8 cost less")
+    for line in _advice(result, options):
+        print(f"  {line}")
     print(f"To compare it with the original: ridgeline eval {result.model} {result.path}")
     print(f"To serve it: ridgeline serve {result.path}")
+
+
+def _advice(result: QuantizeResult, options: QuantizeOptions) -> list[str]:
+    """What costs less quality, where few bits were rounded without calibration."""
+    if result.method not in ("rtn", "hqq") or options.numbers != "int" or options.bits == 8:
+        return []
+    costs = f"{options.bits} bits without calibration cost quality:"
+    if result.method_reason:
+        return [result.method_reason, costs, "--bits 8 costs less"]
+    return [costs, "--method gptq or --bits 8 cost less"]

@@ -8,9 +8,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ridgeline.config.improve import QuantizeOptions
+from msgspec.structs import replace
+
+from ridgeline.config.improve import QuantizeMethod, QuantizeOptions
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import is_dummy
 from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.format import BF16
 from ridgeline.modelspec.model import ModelSpec
@@ -44,11 +47,17 @@ compressed-tensors stores bfloat16 scales; GGUF stores float16 minima, which are
 
 
 class QuantizeResult(Result, frozen=True, kw_only=True):
-    """A quantised checkpoint. `path` is what `serve` and `Engine` open; sizes are bytes."""
+    """A quantised checkpoint. `path` is what `serve` and `Engine` open; sizes are bytes.
+
+    `method` made it; None where weights are stored unquantised. `method_reason` says why the
+    default is not the usual one for so few bits, if it is not.
+    """
 
     model: str
     path: str
     output: str
+    method: QuantizeMethod | None
+    method_reason: str = ""
     written_bytes: int
     memory_bytes: float
     seconds: float
@@ -61,6 +70,8 @@ def quantize(
 
     An interrupted run resumes with the same arguments. Raises BadInput, BadModel or CannotRun.
     """
+    from ridgeline.compress.writers.store import refuse_output
+
     start_s = perf_counter()
     if output.suffix == ".gguf":
         raise BadInput(
@@ -68,16 +79,23 @@ def quantize(
             value=str(output),
             fix=f"use --format gguf --output {output.stem}, which writes {output.stem}/model.gguf",
         )
+    method: QuantizeMethod | None = None
+    reason = ""
     if options.bits == 16:
         written = _store_16_bits(model, output, options)
     else:
-        written = _quantize(model, output, options, observer)
+        refuse_output(output)  # before the text is tokenised and --step-budget measures
+        recipe, reason = choose_recipe(model, options)
+        method = recipe.method
+        written = _quantize(model, output, options, recipe, reason, observer)
     path = str(output / "model.gguf" if options.format == "gguf" else output)
     spec = with_dtype(load_spec(path), "float32")
     return QuantizeResult(
         model=model,
         path=path,
         output=str(output),
+        method=method,
+        method_reason=reason,
         written_bytes=written,
         memory_bytes=resident_weight_bytes(spec),
         seconds=perf_counter() - start_s,
@@ -95,13 +113,36 @@ def check_options(output: Path, options: QuantizeOptions) -> None:
         read_text(options.calibration_text)
 
 
-def _quantize(model: str, output: Path, options: QuantizeOptions, observer: Observer) -> int:
-    from ridgeline.compress.quantize_model import TableBits, describe, quantize_model
-    from ridgeline.compress.writers.store import refuse_output
+def choose_recipe(model: str, options: QuantizeOptions) -> tuple[QuantizeRecipe, str]:
+    """The recipe for this model, and why it is not the options' own.
 
-    refuse_output(output)  # before --step-budget measures
+    Where no method was named and activations of the shipped text cannot be measured, weights are
+    rounded to nearest instead. Raises BadInput or BadModel.
+    """
+    from ridgeline.compress.calibration import why_not_calibrated
+
     recipe = recipe_for(options)
-    observer(Message(text=describe(recipe)))
+    needs_text = options.has_budget or options.calibration_flags
+    if options.method is not None or not recipe.calibrated or needs_text or is_dummy(model):
+        return recipe, ""
+    obstacle = why_not_calibrated(model, load_spec(model), recipe)
+    if not obstacle:
+        return recipe, ""
+    rounding = recipe_for(replace(options, method="rtn"))
+    return rounding, f"{recipe.method} cannot calibrate: {obstacle}"
+
+
+def _quantize(
+    model: str,
+    output: Path,
+    options: QuantizeOptions,
+    recipe: QuantizeRecipe,
+    reason: str,
+    observer: Observer,
+) -> int:
+    from ridgeline.compress.quantize_model import TableBits, describe, quantize_model
+
+    observer(Message(text=f"{describe(recipe)}; {reason}" if reason else describe(recipe)))
     return quantize_model(
         model,
         recipe,
@@ -177,7 +218,7 @@ def recipe_for(options: QuantizeOptions) -> QuantizeRecipe:
     """The recipe that the options describe. Raises BadInput."""
     from ridgeline.compress.recipe import QuantizeRecipe, check
 
-    method = options.method
+    method = options.method or _default_method(options)
     calibrates = method not in ("rtn", "hqq") or options.has_budget
     if not calibrates and options.calibration_flags:
         raise _unused(options.calibration_flags, f"with --method {method}: it reads no text")
@@ -208,6 +249,11 @@ def recipe_for(options: QuantizeOptions) -> QuantizeRecipe:
     )
 
 
+def _default_method(options: QuantizeOptions) -> QuantizeMethod:
+    """GPTQ for integers of few bits, whose rounding costs quality; else rounding to nearest."""
+    return "gptq" if options.numbers == "int" and options.bits < 8 else "rtn"
+
+
 def format_writer(name: str) -> FormatWriter:
     """The writer of a checkpoint format."""
     module, _, attribute = FORMATS[name].partition(":")
@@ -220,7 +266,7 @@ def _store_16_bits(model: str, output: Path, options: QuantizeOptions) -> int:
     from ridgeline.engine.checkpoints.write_packed import pack_model
 
     incompatible = {
-        "--method": options.method != "rtn",
+        "--method": options.method not in (None, "rtn"),
         "--format": options.format != "ridgeline",
         "--rotate": options.rotate,
         "--bits-budget": options.bits_budget is not None,

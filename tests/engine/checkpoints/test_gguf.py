@@ -72,13 +72,13 @@ def logits(model: str) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf") / "q4"
-    quantize("demo", folder, QuantizeOptions(group_size=32, format="gguf"))
+    quantize("demo", folder, QuantizeOptions(method="rtn", group_size=32, format="gguf"))
     return folder / "model.gguf"
 
 
 @pytest.mark.slow
 def test_q4_0_round_trip(q4: Path, tmp_path: Path) -> None:
-    quantize("demo", tmp_path / "own", QuantizeOptions(group_size=32))
+    quantize("demo", tmp_path / "own", QuantizeOptions(method="rtn", group_size=32))
     spec = load_spec(str(q4))
     assert spec.layers[3].mlp.down.format == blocks(4, 32)
     assert spec.lm_head.format.kind == "dense"
@@ -161,7 +161,7 @@ def test_q4_0_embedding_table_stays_packed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         gguf, "_kind", lambda job, part: "Q4_0" if part.key == "embed" else kind_of(job, part)
     )
-    quantize("demo", tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
+    quantize("demo", tmp_path / "q4", QuantizeOptions(method="rtn", group_size=32, format="gguf"))
     name = str(tmp_path / "q4" / "model.gguf")
     spec = with_dtype(load_spec(name), "float32")
     decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)

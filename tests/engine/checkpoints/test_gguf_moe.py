@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
@@ -57,8 +58,9 @@ def test_eight_bit_experts_give_the_logits_of_the_dense_model(model: Path, tmp_p
 
 @pytest.mark.slow
 def test_four_bit_experts_run_packed(model: Path, tmp_path: Path) -> None:
-    quantize(str(model), tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
-    quantize(str(model), tmp_path / "own", QuantizeOptions(group_size=32))
+    choices = QuantizeOptions(method="rtn", group_size=32)
+    quantize(str(model), tmp_path / "q4", replace(choices, format="gguf"))
+    quantize(str(model), tmp_path / "own", choices)
     name = str(tmp_path / "q4" / "model.gguf")
     assert load_spec(name).layers[1].mlp.down.format == blocks(4, 32)
     assert load_spec(name).layers[1].mlp.router.format.kind == "dense"  # type: ignore[union-attr]
