@@ -12,6 +12,9 @@ follows the framing of requests with a second `httptools` parser. Nothing inside
 A request that offers another protocol (`Upgrade: h2c`, as curl --http2 and Java's HttpClient send)
 is served as HTTP/1.1, which RFC 9110, 7.8 allows: the offer is removed before uvicorn's parser,
 which would lose the request's body, sees it.
+
+A request whose target is a whole URL (`GET http://host/path`) is for the host of that URL, whatever
+its Host header says (RFC 9112, 3.2.2).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import contextlib
 from enum import Enum
 from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httptools
 import msgspec
@@ -224,12 +228,38 @@ class LimitedProtocol(asyncio.Protocol):
         self._transport.abort()
 
 
+class AbsoluteTargetProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, for request targets in absolute form too."""
+
+    def on_headers_complete(self) -> None:
+        if b"://" in self.url and not self.url.startswith(b"/"):
+            host, self.url = _host_and_path(self.url)
+            self.headers[:] = [(name, value) for name, value in self.headers if name != b"host"]
+            self.headers.append((b"host", host))
+        super().on_headers_complete()
+
+
+def _host_and_path(target: bytes) -> tuple[bytes, bytes]:
+    """The value of the Host header and the target in origin form that say the same.
+
+    A target that is no HTTP URL has no valid host: it is returned as one, to be refused.
+    """
+    try:
+        url = urlsplit(target.decode("latin-1"))
+    except ValueError:  # e.g. an unclosed bracket
+        return target, b"/"
+    if url.scheme not in ("http", "https") or not url.netloc:
+        return target, b"/"
+    query = f"?{url.query}" if url.query else ""
+    return url.netloc.encode("latin-1"), f"{url.path or '/'}{query}".encode("latin-1")
+
+
 def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
     """The protocol factory for `uvicorn.Config(http=…)`: uvicorn's own protocol, with limits."""
     connections = OpenConnections()
 
     def make(**context: Any) -> LimitedProtocol:
-        return LimitedProtocol(HttpToolsProtocol(**context), limits, connections)
+        return LimitedProtocol(AbsoluteTargetProtocol(**context), limits, connections)
 
     return cast("type[asyncio.Protocol]", make)
 

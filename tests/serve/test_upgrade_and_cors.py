@@ -68,6 +68,35 @@ def test_connection_stays_usable_after_an_offer(served: str) -> None:
     assert pipelined.count(b"HTTP/1.1 200 ") == 2
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/health", "evil.example", 200),  # the Host header is ignored
+        ("http://LOCALHOST:80/health?a=/b", "localhost", 200),
+        ("http://[::1]/health", "localhost", 200),
+        ("http://localhost", "localhost", 200),  # no path: the page
+        ("http://evil.example/health", "localhost", 403),
+        ("http://me@localhost/health", "localhost", 400),
+        ("ftp://localhost/health", "localhost", 400),
+        ("http:///health", "localhost", 400),
+        ("/health", "localhost:", 200),
+        ("/health", "x:abc", 400),
+        ("/health", "localhost:80:80", 400),
+        ("/health", "local host", 400),
+        ("/health", "[::1", 400),
+        ("/health", "evil.example", 403),
+        ("/health", None, 400),
+    ],
+)
+def test_host_of_a_request_is_that_of_its_target_or_header(
+    served: str, target: str, host: str | None, status: int
+) -> None:
+    """RFC 9112, 3.2: a target in absolute form decides; a missing or invalid Host is a 400."""
+    named = "" if host is None else f"Host: {host}\r\n"
+    request = f"GET {target} HTTP/1.1\r\n{named}Connection: close\r\n\r\n"
+    assert exchange(served, request.encode()).split(b" ")[1] == b"%d" % status
+
+
 ORIGIN = "https://app.example"
 
 

@@ -384,7 +384,7 @@ class NoTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise BadInput(
-            f"{self.model} has no tokenizer ({self.reason})",
+            f"the model has no tokenizer ({self.reason})",
             fix="send the prompt as a list of token ids",
         )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain
@@ -35,7 +36,9 @@ CALLER = "ridgeline.caller"
 
 _MAX_HEADER_BYTES = 32 << 10
 _MAX_HEADERS = 100
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[\w.~%!$&'()*+,;=-]*)(:[0-9]*)?", re.ASCII)
 _REFUSAL_REASONS = {
+    400: "host",
     401: "key",
     403: "forbidden",
     429: "rate_limit",
@@ -112,6 +115,7 @@ class AccessMiddleware:
     def _check(self, scope: Scope, headers: dict[bytes, bytes], origin: str) -> bool:
         """True for a CORS preflight that is allowed; ApiError for a request that is not."""
         _check_header_size(scope)
+        _check_host_header(scope, headers)
         host = headers.get(b"host", b"").decode("latin-1")
         self._check_host(host)
         if origin and origin not in self._policy.origins and _authority(origin) != host:
@@ -174,10 +178,18 @@ def _sent_key(headers: dict[bytes, bytes]) -> bytes:
     return key if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
 
 
+def _check_host_header(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """One valid Host header, as RFC 9112, 3.2 demands; ApiError 400 otherwise."""
+    if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+        raise ApiError(400, "the request has several Host headers")
+    if b"host" not in headers and scope["http_version"] == "1.1":
+        raise ApiError(400, "the request has no Host header")
+    if not _HOST.fullmatch(headers.get(b"host", b"")):
+        raise ApiError(400, "the Host header is neither HOST nor HOST:PORT")
+
+
 def _check_header_size(scope: Scope) -> None:
     headers = scope["headers"]
-    if sum(name == b"host" for name, _ in headers) > 1:  # RFC 9112, 3.2
-        raise ApiError(400, "the request has several Host headers")
     size = sum(map(len, chain.from_iterable(headers))) + len(scope["query_string"])
     if len(headers) > _MAX_HEADERS or size + len(scope["path"]) > _MAX_HEADER_BYTES:
         limit = f"{_MAX_HEADERS} headers, {_MAX_HEADER_BYTES} bytes"
@@ -185,10 +197,9 @@ def _check_header_size(scope: Scope) -> None:
 
 
 def _host_name(host: str) -> str:
-    """The host without its port."""
+    """The name or address of a valid Host header, without its port."""
     if host.startswith("["):
-        name, _, port = host[1:].partition("]")
-        return name.lower() if not port or port[0] == ":" else ""
+        return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
 
 

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 import ridgeline
+from ridgeline.serve.auth.middleware import caller_of
 from ridgeline.serve.generation.respond import json_response
 from ridgeline.serve.openai.objects import NonNegative
 from ridgeline.serve.openapi import error_responses, probe_responses
 from ridgeline.serve.service import ServiceDep
 
 _FOLDER = Path(__file__).parent
+_ADDRESSES = ("disaggregation_host", "disaggregation_peers", "master_addr", "kv_tier_url")
+_HIDDEN = "(hidden)"
 
 page_router = APIRouter(tags=["Web"])
 """The page itself, which needs no key."""
@@ -32,7 +35,11 @@ router = APIRouter(tags=["Web"])
 
 
 class ConfigResponse(TypedDict):
-    """The engine as configured. `slo`: of requests that name no class."""
+    """The engine as configured. `slo`: of requests that name no class.
+
+    To keys that are not an administrator's, paths on the server's disk are shown without their
+    folders, and addresses of its neighbours not at all.
+    """
 
     version: str
     served_model_name: str
@@ -77,8 +84,11 @@ async def page() -> Response:
     response_model=ConfigResponse,
     responses=error_responses(),
 )
-async def config(service: ServiceDep) -> Response:
+async def config(request: Request, service: ServiceDep) -> Response:
     slo = service.options.default_slo
+    info = msgspec.to_builtins(service.engine.info)
+    if not caller_of(request.scope).admin:
+        info = without_locations(info)
     return json_response(
         {
             "version": ridgeline.__version__,
@@ -86,9 +96,39 @@ async def config(service: ServiceDep) -> Response:
             "slo": None if slo is None else msgspec.to_builtins(slo),
             "slo_classes": msgspec.to_builtins(service.slo_classes),
             "batches": service.has_batches,
-            **msgspec.to_builtins(service.engine.info),
+            **info,
         }
     )
+
+
+def without_locations(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of an EngineInfo, with neither paths nor addresses in any value or reason."""
+    settings = info["settings"]
+    addresses = {text for name in _ADDRESSES for text in _texts(settings.get(name)) if text}
+    paths = {text for text in _texts([info["model"], settings]) if "/" in text} - addresses
+    shown = {path: PurePath(path).name for path in paths} | dict.fromkeys(addresses, _HIDDEN)
+    # The longest first: a folder may be the beginning of another path.
+    names = sorted(shown, key=len, reverse=True)
+
+    def hide(value: Any) -> Any:
+        if isinstance(value, str):
+            for name in names:
+                value = value.replace(name, shown[name])
+            return value
+        if isinstance(value, Mapping):
+            return {key: hide(inner) for key, inner in value.items()}
+        return [hide(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    return {key: hide(value) for key, value in info.items()}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in nested values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
 
 
 @cache
