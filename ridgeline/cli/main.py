@@ -84,11 +84,37 @@ def _run(args: list[str]) -> int:
     return code or SUCCESS
 
 
+COMMANDS_ELSEWHERE = {
+    "run": "chat",
+    "ask": "chat",
+    "complete": "generate",
+    "launch": "serve",
+    "start": "serve",
+    "list": "models",
+    "ls": "models",
+    "download": "pull",
+    "convert": "quantize",
+    "quantise": "quantize",
+    "benchmark": "bench",
+    "perf": "bench",
+    "tune": "optimize",
+    "optimise": "optimize",
+    "evaluate": "eval",
+    "show": "inspect",
+    "info": "inspect",
+    "price": "cost",
+    "size": "plan",
+}
+"""Names that other tools (ollama, vLLM, llama.cpp) and British English give to our commands."""
+
+
 def _usage_error(error: click.UsageError) -> UserError:
     """What click found wrong with the command line, in the style of our errors."""
     message = " ".join(error.message.split()).rstrip(".")
     message = message[:1].lower() + message[1:]
     near = getattr(error, "possibilities", None) or []
+    command = COMMANDS_ELSEWHERE.get(getattr(error, "command_name", ""))
+    near = near if command is None else [command]
     path = error.ctx.command_path if error.ctx is not None else "ridgeline"
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     return UserError(

@@ -209,7 +209,8 @@ def _judge_no_gain(comparison: PairedComparison) -> tuple[Verdict, str]:
 
 
 def _judge_quality(ratio: Interval, evidence: TrialEvidence) -> tuple[Verdict, str]:
-    gain = f"{ratio.mid:.2f}x, at least {_percent(ratio.low)}"
+    low = _percent(ratio.low)
+    gain = f"{ratio.mid:.2f}x, " + ("certain to be a gain" if low == "0%" else f"at least {low}")
     gate = evidence.quality
     if evidence.forecast.candidate.rung.honesty == "exact":
         return "kept", gain
@@ -231,7 +232,13 @@ def _deciding_checks(gate: QualityVerdict) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.0f}%" if ratio < 100 else "unbounded"
+    """A change, with a digit more where whole percents would hide it: +12%, -0.4%, 0%."""
+    if ratio >= 100:
+        return "unbounded"
+    change = 100 * (ratio - 1)
+    if abs(change) >= 0.95:
+        return f"{change:+.0f}%"
+    return f"{change:+.1f}%" if abs(change) >= 0.05 else "0%"
 
 
 # ---- where a configuration stands --------------------------------------------------------------

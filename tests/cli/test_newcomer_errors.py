@@ -18,6 +18,9 @@ from tests.diagnose.mock_thread import mock_server
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["run", "smollm2"], "did you mean chat?"),
+        (["quantise", "demo"], "did you mean quantize?"),
+        (["servee", "demo"], "did you mean serve?"),
         (["bench", "http://127.0.0.1:9"], "write --url http://127.0.0.1:9"),
         (["bench", "--url", "http://127.0.0.1:9"], "Connection refused"),
         (["inspect", "llama-3.1-8b"], "dummy:llama-3.1-8b is this shape"),

@@ -7,7 +7,7 @@ from ridgeline.diagnose.rules.findings import findings
 from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.records import BUSY_SHARE
 from ridgeline.stats import Interval
-from ridgeline.workflows.diagnose.finding_text import first_finding
+from ridgeline.workflows.diagnose.finding_text import finding_lines, first_finding
 
 
 def losses(**shares: float) -> LatencyLosses:
@@ -28,6 +28,8 @@ def test_busy_machine_is_found_first() -> None:
     assert ranked[0].cause == "machine-busy"
     assert "84" in ranked[0].sentence
     assert len(ranked) > 1
+    gains = [finding_lines(finding)["gain"] for finding in ranked]
+    assert "not seen" in gains[0] and gains[1].startswith("up to 60% of latency")
 
 
 def test_finding_and_comparison_draw_the_same_line() -> None:

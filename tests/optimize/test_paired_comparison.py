@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from ridgeline.optimize.comparison.paired_comparison import (
     compare_in_rounds,
 )
 from ridgeline.optimize.environment import Load
-from ridgeline.optimize.result_builder import _judge_no_gain
+from ridgeline.optimize.result_builder import _judge_no_gain, _judge_quality
 from ridgeline.optimize.time_budget import TimeBudget
 from ridgeline.records import Slo
 from ridgeline.records.progress import silent
@@ -253,4 +254,17 @@ def test_change_without_effect_is_reported_as_such() -> None:
         )[1]
 
     assert reason(0.98, 1.03).startswith("no effect")
+    assert reason(0.9997, 1.004).endswith("between 0% and +0.4%")
     assert "no effect" not in reason(0.85, 1.03)
+
+
+@pytest.mark.parametrize(
+    ("low", "words"),
+    [(1.12, "at least +12%"), (1.004, "at least +0.4%"), (1.0002, "certain to be")],
+)
+def test_gain_is_never_said_to_be_nothing(low: float, words: str) -> None:
+    """A trial is kept for a gain, which whole percents round to nothing where it is small."""
+    candidate = SimpleNamespace(rung=SimpleNamespace(honesty="exact"))
+    evidence = SimpleNamespace(quality=None, forecast=SimpleNamespace(candidate=candidate))
+    ratio = Interval(low=low, mid=1.2, high=1.4, level=0.95)
+    assert words in _judge_quality(ratio, evidence)[1]  # type: ignore[arg-type]

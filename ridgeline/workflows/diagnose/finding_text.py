@@ -12,14 +12,17 @@ NO_FINDING = "no cause accounts for enough of the latency to be worth fixing"
 def finding_lines(finding: RankedFinding) -> dict[str, str]:
     """The details of a finding by name."""
     gain, more = finding.gain, finding.with_consequences - finding.gain.mid
-    text = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
+    parts = []
+    if gain.mid >= MIN_SHARE:
+        parts.append(f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]")
     if more > 0.01:
-        text += f", and {more:.0%} that follows from it"
+        follows = f"{more:.0%} that follows from it"
+        parts.append(f"and {follows}" if parts else f"up to {follows}")
     evidence = ", ".join(f"{name} = {written(name, finding.evidence)}" for name in finding.evidence)
     return {
         "fix": finding.fix,
         "flag": finding.flag,
-        "gain": text,
+        "gain": ", ".join(parts) or "not seen in the latency",
         "trade-off": finding.trade_off,
         "will not help": finding.not_help,
         "evidence": evidence,
