@@ -6,7 +6,11 @@ that Little's law yields the given mean number in flight.
 
     rho      utilisation by prompts, rate · least_s: the share of time that prompts would need in
              steps full of prompts. At 1 the queue diverges, whatever the number of slots
-    TTFT     the wait quantile of an M/G/1 queue of prompts, plus one mean step, plus the prompt
+    TTFT     the wait quantile of an M/G/1 queue of prompts, plus one mean step, plus the prompt. If
+             a step holds several prompts, all that arrive during it are computed together in the
+             next one: the wait is then at least the rest of the step (of a length L that arrivals
+             see, L = s weighted by itself) plus the prompts of the others who arrived during it,
+             with s, as below, from a gamma distribution
     TPOT     the quantile of the mean of osl - 1 consecutive steps. The prompts of a step are those
              that arrived during the previous one, so its length s follows
                  s' = decode + prompt · Poisson(rate · s)
@@ -25,13 +29,15 @@ from ridgeline.plan.fleet.demand import wait_mean, wait_quantile
 from ridgeline.plan.step_time.mixed_steps import MixedSteps
 
 _BISECTIONS = 30
+_MAX_RHO = 0.98
 
 
 class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Load of one replica: requests per second, and mean times in seconds.
 
     `added_s`: seconds that a prompt adds to its steps; `least_s`: seconds per prompt in full steps;
-    `full_s`: the longest step; `tpot_variance`: variance of TPOT over requests.
+    `full_s`: the longest step; `tpot_variance`: variance of TPOT over requests. `together_s` and
+    its variance: TTFT beyond the prompt's own step where steps hold several prompts; else 0.
     """
 
     rate: float
@@ -44,11 +50,14 @@ class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     tpot_s: float
     tpot_variance: float
+    together_s: float = 0.0
+    together_variance: float = 0.0
 
     def ttft_quantile(self, share: float, prompt_s: float, input_cv2: float) -> float:
         """The TTFT that `share` of the requests meet, for a prompt that takes `prompt_s`."""
         wait_s = wait_quantile(self.rho / self.least_s, self.least_s, share, input_cv2)
-        return wait_s + self.step_s + prompt_s
+        together_s = _gamma_quantile(self.together_s, self.together_variance, share)
+        return max(wait_s + self.step_s, together_s) + prompt_s
 
     def tpot_quantile(self, share: float, busier_s: float) -> float:
         """The TPOT that `share` of the requests meet. `busier_s`: seconds that one standard
@@ -85,7 +94,8 @@ def _at(
         alike = min(1.0, (1 + rho) / (1 - rho) / later)
         tpot_variance = alike * rho * least_s * step_s / (1 - rho * rho)
     full_s = mixed.seconds(mixed.max_chunks)
-    wait_s = wait_mean(prompts, least_s, input_cv2)
+    wait_s = wait_mean(prompts, least_s, input_cv2) + step_s / 2
+    together_s, together_variance = _together(mixed, prompts, step_s, input_cv2)
     return PoissonLoad(
         rate=prompts * num_groups * mixed.num_rounds,
         rho=rho,
@@ -94,13 +104,33 @@ def _at(
         least_s=least_s,
         step_s=step_s,
         full_s=full_s,
-        ttft_s=wait_s + step_s / 2 + mixed.prompt_s,
+        ttft_s=max(wait_s, together_s) + mixed.prompt_s,
         tpot_s=min(step_s + carried_s, full_s),
         tpot_variance=tpot_variance,
+        together_s=together_s,
+        together_variance=together_variance,
     )
 
 
+def _together(
+    mixed: MixedSteps, rate: float, step_s: float, input_cv2: float
+) -> tuple[float, float]:
+    """Mean and variance of (1 - U) L + prompt · Poisson(rate · L), U uniform, L the length of the
+    step in which a request arrives; 0 if steps do not hold several prompts."""
+    if not mixed.holds_several or not rate:
+        return 0.0, 0.0
+    prompt_s = mixed.another_s
+    squared = prompt_s**2 * (1 + input_cv2)
+    rho = min(rate * prompt_s, _MAX_RHO)
+    scale = rate * squared / (1 - rho * rho)  # variance of a step over its mean
+    length_s = step_s + scale
+    share, share_squared = 0.5 + rho, 1 / 12 + (0.5 + rho) ** 2
+    mean = share * length_s
+    variance = share_squared * length_s * (length_s + scale) - mean**2 + squared * rate * length_s
+    return mean, variance
+
+
 def _gamma_quantile(mean: float, variance: float, share: float) -> float:
-    if variance <= 0:
+    if variance <= 0 or mean <= 0:
         return mean
     return float(gammaincinv(mean * mean / variance, share)) * variance / mean

@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from scipy.special import pdtrc
+from scipy.special import betainc, pdtrc
 
 from ridgeline.modelspec.cost.step import RunGroup
 from ridgeline.plan.step_time.replica import Replica
 
 _RARE = 1e-3  # expected chunks per step below which larger steps are not priced
+_MAX_CARRIED = 0.98  # of a step's length, to the next
 
 
 class MixedSteps:
@@ -72,13 +73,34 @@ class MixedSteps:
         share = 1 - (1 - (chunks - low) / (high - low)) ** self.num_rounds
         return self._priced(low) + share * (self._priced(high) - self._priced(low))
 
-    def poisson_seconds(self, chunks: float) -> float:
-        """Like `seconds`, for random arrivals: a step carries a Poisson number of chunks.
+    @property
+    def holds_several(self) -> bool:
+        """Whether a step holds several whole prompts, so that those of one step end together."""
+        return self.num_chunks == 1 and self.num_rounds == 1 and self.max_chunks >= 2
 
-        Prompts of several chunks queue, one chunk per step, which evens out the arrivals.
+    @property
+    def another_s(self) -> float:
+        """Seconds that one more prompt adds to a step that has one."""
+        return self._priced(2) - self._priced(1)
+
+    def poisson_seconds(self, chunks: float) -> float:
+        """Like `seconds`, for random arrivals: a step carries those of the previous step.
+
+        Their number is Poisson for a given length of that step, which itself depends on how many it
+        carried; over all steps it is close to negative binomial. Prompts of several chunks queue,
+        one chunk per step, which evens out the arrivals.
         """
         if self.num_chunks > 1 or self.num_rounds > 1:
             return self.seconds(chunks)
+        step_s = self._mean_over_counts(chunks, 0.0)
+        if not self.holds_several or not chunks:
+            return step_s
+        carried = min(_MAX_CARRIED, chunks / step_s * self.another_s)
+        return self._mean_over_counts(chunks, carried)
+
+    def _mean_over_counts(self, chunks: float, carried: float) -> float:
+        """The mean over a random number of chunks with mean `chunks` and the variance of an
+        autoregression with the coefficient `carried`: chunks / (1 - carried²)."""
         low, high = 0, 1
         mean_s, slope_s = self._priced(0), 0.0
         beyond = chunks
@@ -86,7 +108,7 @@ class MixedSteps:
             steeper_s = (self._priced(high) - self._priced(low)) / (high - low)
             mean_s += (steeper_s - slope_s) * beyond
             slope_s, low, high = steeper_s, high, 2 * high
-            beyond = float(chunks * pdtrc(low - 1, chunks) - low * pdtrc(low, chunks))
+            beyond = _mean_beyond(low, chunks, carried)
         return mean_s
 
     def _priced(self, num_alike: int) -> float:
@@ -111,6 +133,17 @@ class MixedSteps:
         took_s += num_alike * self.copy_s
         # Without decodes, a step of few tokens could be cheaper than the decode step.
         return max(took_s / self.num_chunks, self._known[0])
+
+
+def _mean_beyond(limit: int, mean: float, carried: float) -> float:
+    """E max(0, N - limit) of a negative binomial N of variance mean / (1 - carried²); Poisson at
+    0."""
+    if not carried:
+        return float(mean * pdtrc(limit - 1, mean) - limit * pdtrc(limit, mean))
+    kept = 1 - carried * carried
+    size = mean * kept / (1 - kept)
+    reach = 1 - betainc(size + 1, limit, kept)  # of the size-biased count
+    return float(mean * reach - limit * (1 - betainc(size, limit + 1, kept)))
 
 
 def num_chunks(new: int, room: int) -> int:
