@@ -286,6 +286,10 @@ class Engine:
         """Forget an adapter; requests that still use it fail. Raises BadInput or CannotRun."""
         self._registry_of_adapters().unload(name)
 
+    def warm_up_grammars(self) -> None:
+        """Load what grammars need before the first one comes: seconds for a large vocabulary."""
+        self._masks.warm_up()
+
     def abort(self, request_id: str) -> None:
         """End a request, from any thread; does nothing if it is unknown or has ended."""
         self._loop.abort(request_id)

@@ -20,7 +20,7 @@ from ridgeline.serve.app import add_model, create_app
 from ridgeline.serve.caching.routes import WarmRequest, warm_at_start
 from ridgeline.serve.telemetry import open_telemetry
 from ridgeline.workflows.serving.memory_shares import share_memory
-from ridgeline.workflows.serving.serve import _all_settings
+from ridgeline.workflows.serving.serve import _all_settings, _open_app
 from tests.conformance.tiny_models import make_model
 from tests.serve.fake_engine import FakeEngine
 
@@ -171,3 +171,14 @@ def test_contradicting_options_are_refused() -> None:
         _all_settings(Settings(), options, TwinOptions(twin=True), silent)
     with pytest.raises(BadInput, match="--batch-store"):
         ServerOptions(further_models=("demo",), batch_store="x.sqlite")
+
+
+@pytest.mark.slow
+def test_grammars_are_ready_before_requests_are_served() -> None:
+    """Building the trie of a large vocabulary keeps Python's lock for seconds."""
+    settings = Settings(model="demo", max_model_len=64, num_threads=1)
+    _, engine = _open_app(settings, ServerOptions(), None, silent)
+    try:
+        assert engine._masks._tokenizer is not None  # type: ignore[union-attr]
+    finally:
+        engine.close()

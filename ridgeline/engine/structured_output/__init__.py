@@ -1,6 +1,7 @@
 """Token masks for structured output and lists of allowed tokens.
 
-Nothing is imported until a model is assembled, and no grammar library until a request needs one.
+Nothing is imported until a model is assembled, and no grammar library until a request needs one or
+a server starts.
 """
 
 from __future__ import annotations

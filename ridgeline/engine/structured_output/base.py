@@ -41,6 +41,10 @@ class UnmaskedRows(NamedTuple):
 class TokenMasks(Protocol):
     """Decides which tokens may come next. Shapes: S sampled rows, V vocabulary."""
 
+    def warm_up(self) -> None:
+        """Load what every grammar needs, before the first one comes."""
+        ...
+
     def prepare(self, structured: OutputGrammar) -> None:
         """Compile a grammar; may be called from any thread.
 

@@ -6,7 +6,7 @@ Source. Moskal et al., llguidance (2024), https://github.com/guidance-ai/llguida
 derivatives are those of Owens, Reppy and Turon (JFP 2009).
 
 Work is bounded by operation counts: the compiler and every row of a step stop after a fixed number
-of operations, and only that request fails (`_LIMITS`; about 0.1 s of compilation, 10 ms per row). A
+of operations, and only that request fails (`_LIMITS`; about 0.1 s of compilation, 15 ms per row). A
 step is bounded by time: rows whose turn comes after `STEP_S` wait for the next step. Rows that were
 cheap go first, then those that have waited. Time decides when a row is sampled, never what.
 
@@ -32,6 +32,7 @@ Shapes: S sampled rows, V vocabulary.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 import time
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     import llguidance
     from torch import Tensor
 
+_LOG = logging.getLogger(__name__)
+
 MAX_COMPILED = 32
 MAX_KEPT_BYTES = 128 << 20  # of shared lexers, and again of separate ones
 UNMEASURED_BYTES = 8 << 20  # of a compiled grammar, where the C library does not tell
@@ -74,7 +77,7 @@ MAX_OWN_LEXERS = 32
 MAX_JOBS = 8  # compilations of separate lexers that run, wait, or were not fetched yet
 STALE_STEPS = 64  # a job that no row has asked for in that many steps is dropped
 MAX_CHOICES = 2048
-STEP_S = 0.02  # for the masks of one step; the row that is under way may take 10 ms more
+STEP_S = 0.02  # for the masks of one step; the row that is under way may take 15 ms more
 CHEAP_S = 0.001  # a row that took no longer goes first
 CONSUMED_AT_ONCE = 256  # tokens
 PROMPT_SAMPLE = 64  # evenly spread tokens that distinguish prompts of equal length
@@ -205,6 +208,19 @@ class GuidanceMasks:
         self._jobs: OrderedDict[_Key, _Job] = OrderedDict()
         self._step = 0
         self._late: frozenset[_Key] = frozenset()  # keys of the rows that the latest step left
+
+    def warm_up(self) -> None:
+        """Build the trie of the vocabulary.
+
+        The library keeps Python's lock meanwhile, 2 s for 256,000 tokens: once requests are being
+        served, all of them would stand still. What fails here fails again, and is reported, with
+        the first grammar.
+        """
+        try:
+            with self._compiling:
+                self._trie()
+        except Exception as error:
+            _LOG.warning("structured output is not available: %s", error)
 
     def prepare(self, structured: OutputGrammar) -> None:
         self._keep_compiled(structured)
@@ -388,21 +404,24 @@ class GuidanceMasks:
                 value=f"{len(structured.text)} characters",
                 limit=MAX_TEXT,
             )
-        library = _library()
-        if self._tokenizer is None:
-            self._tokenizer = library.LLTokenizer(
-                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos
-            )
+        library, trie = _library(), self._trie()
         limits = library.LLParserLimits(**_limits_of(structured))
         before = heap_bytes()
         matcher: llguidance.LLMatcher = library.LLMatcher(
-            self._tokenizer, _grammar(library, structured), log_level=0, limits=limits
+            trie, _grammar(library, structured), log_level=0, limits=limits
         )
         _check_first_step(structured, matcher)
         after = heap_bytes()
         if before is None or after is None:
             return _CompiledGrammar(matcher, UNMEASURED_BYTES)
         return _CompiledGrammar(matcher, max(after - before, 0))
+
+    def _trie(self) -> llguidance.LLTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = _library().LLTokenizer(
+                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos
+            )
+        return self._tokenizer
 
 
 def _key_of(point: SamplePoint, structured: OutputGrammar) -> _Key:

@@ -20,6 +20,9 @@ class NoGrammars:
     def __init__(self, why: str) -> None:
         self._why = why
 
+    def warm_up(self) -> None:
+        """Nothing is needed."""
+
     def prepare(self, structured: OutputGrammar) -> None:
         raise CannotRun(
             f"structured output cannot run here: {self._why}",

@@ -130,6 +130,7 @@ def _open_app(
     observer(Message(text=f"loading {settings.model} …"))
     engine = open_engine(settings, observer)
     try:
+        engine.warm_up_grammars()
         app = create_app(engine, options, peaks=_peaks(settings))
     except BaseException:
         engine.close()
@@ -165,6 +166,7 @@ def _add_model(
     observer(Message(text=f"loading {settings.model} …"))
     engine = open_engine(settings, observer)
     try:
+        engine.warm_up_grammars()
         own = replace(options, served_model_name=None)
         service = add_model(app, engine, own, peaks=_peaks(settings))
         service.leases = engine.transfers
