@@ -94,7 +94,7 @@ class Life:
             self.lives.wall_s = self.sim.wall_clock() - 1000
             self.store._db._connection.close()
             self._end_tasks()
-            self.sim.engine.close()
+            self.sim.close()
             self.loop.close()
 
     async def _live(self) -> None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ridgeline.engine.scheduler.stopping import derive_seed
-from tests.simulation.model import expected_tokens
+from tests.simulation.model import expected_tokens, root_of
+from tests.simulation.models import OTHER_MODEL, OTHER_SALT
 from tests.simulation.network import Connection, Link, Reply
-from tests.simulation.server import KEYS, SimulatedServer, demo
+from tests.simulation.server import KEYS, OPERATOR_KEY, SimulatedServer, demo
 
 WORDS = ("the", "import", "def", "class", "self", "return", "value", "for", "number", "list")
 MALFORMED = (
@@ -47,6 +48,29 @@ class World(Protocol):
     def note(self, text: str) -> None: ...
 
 
+@dataclass(frozen=True)
+class Target:
+    """The model or adapter that a request names. `root`: the state that its answers begin with."""
+
+    name: str | None = None
+    adapter: str | None = None
+    root: int = root_of(0, 0)
+
+
+BASE = Target()
+
+
+def choose_target(world: World, rng: random.Random) -> Target:
+    """The first model, the other one, or an adapter that was loaded at some time."""
+    targets = [Target(), Target("demo")]
+    if world.sim.setup.has_other_model:
+        targets += [Target(OTHER_MODEL, root=root_of(OTHER_SALT, 0))] * 2
+    for name in world.sim.adapters.names:
+        roots = world.sim.adapters.roots_since(name, world.sim.loop.now_s)
+        targets += [Target(name, name, roots[-1] if roots else root_of(0, 0))] * 2
+    return rng.choice(targets)
+
+
 @dataclass
 class Answer:
     """What one choice must be."""
@@ -63,6 +87,7 @@ class Generation:
     path: str
     body: dict[str, Any]
     prompt: list[int]
+    adapter: str | None = None
     answers: list[Answer] = field(default_factory=list)
 
     @property
@@ -71,7 +96,11 @@ class Generation:
 
 
 def random_generation(
-    rng: random.Random, max_model_len: int, *, in_batch: bool = False
+    rng: random.Random,
+    max_model_len: int,
+    *,
+    in_batch: bool = False,
+    target: Target = BASE,
 ) -> Generation:
     """A completion or a chat with a seed, so that its answer is known."""
     tokenizer, is_chat = demo()[1], in_batch or rng.random() < 0.3
@@ -85,6 +114,8 @@ def random_generation(
         "n": rng.choice((1, 1, 1, 2, 3)),
         "stream": not in_batch and rng.random() < 0.5,
     }
+    if target.name is not None:
+        body["model"] = target.name
     if is_chat:
         body["messages"] = [{"role": "user", "content": text}]
         prompt = tokenizer.apply_chat_template(body["messages"])
@@ -100,29 +131,28 @@ def random_generation(
     if body["stream"] and rng.random() < 0.5:
         body["stream_options"] = {"include_usage": True}
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
-    generation = Generation(path, body, prompt)
-    _add_answers(generation, rng, max_model_len)
+    generation = Generation(path, body, prompt, target.adapter)
+    if rng.random() < 0.25:
+        whole = rng.choice(answers_of(generation, max_model_len, target.root)).text
+        begin = rng.randrange(len(whole) + 1)
+        stop = whole[begin : begin + rng.randint(1, 6)]
+        if stop:
+            body["stop"] = stop
+    generation.answers = answers_of(generation, max_model_len, target.root)
     return generation
 
 
-def _add_answers(generation: Generation, rng: random.Random, max_model_len: int) -> None:
-    """Compute the answers, and choose a stop string that occurs in one of them."""
+def answers_of(generation: Generation, max_model_len: int, root: int) -> list[Answer]:
+    """The answers of the model, or version of an adapter, with this root."""
     vocabulary, body = demo()[2], generation.body
     room = min(body["max_tokens"], max_model_len - len(generation.prompt))
-    outputs = [
-        expected_tokens(vocabulary, generation.prompt, derive_seed(body["seed"], index), room)
-        for index in range(body["n"])
-    ]
-    texts = [[vocabulary.texts.get(token, "") for token in tokens] for tokens in outputs]
-    stop = None
-    if rng.random() < 0.25:
-        whole = "".join(rng.choice(texts))
-        begin = rng.randrange(len(whole) + 1)
-        stop = whole[begin : begin + rng.randint(1, 6)] or None
-    if stop is not None:
-        body["stop"] = stop
-    for tokens, pieces in zip(outputs, texts, strict=True):
-        generation.answers.append(_answer(tokens, pieces, stop, vocabulary.eos))
+    answers = []
+    for index in range(body["n"]):
+        seed = derive_seed(body["seed"], index)
+        tokens = expected_tokens(vocabulary, generation.prompt, seed, room, root)
+        pieces = [vocabulary.texts.get(token, "") for token in tokens]
+        answers.append(_answer(tokens, pieces, body.get("stop"), vocabulary.eos))
+    return answers
 
 
 def _answer(tokens: list[int], pieces: list[str], stop: str | None, eos: int) -> Answer:
@@ -137,7 +167,8 @@ def _answer(tokens: list[int], pieces: list[str], stop: str | None, eos: int) ->
 async def generate(world: World, rng: random.Random, name: str) -> None:
     """A request for text by a client that may read slowly or hang up."""
     max_model_len = world.sim.engine.info.max_model_len
-    generation = random_generation(rng, max_model_len)
+    generation = random_generation(rng, max_model_len, target=choose_target(world, rng))
+    began_s = world.sim.loop.now_s
     is_slow = rng.random() < 0.15
     link = Link(latency_s=0.01, window=200, chunk=100, read_s=0.2) if is_slow else Link()
     connection = Connection(world.sim.loop, rng, link)
@@ -147,10 +178,27 @@ async def generate(world: World, rng: random.Random, name: str) -> None:
     body = json.dumps(generation.body).encode()
     headers = {"content-type": "application/json"} | credentials(world, rng)
     reply = await connection.request("POST", generation.path, body, headers)
+    if generation.adapter is not None:
+        find_version(world, generation, reply, began_s)
     outcome = check_reply(world, generation, reply, leaves=leaves, is_slow=is_slow)
-    world.note(f"{name} {outcome}")
+    kind = generation.body.get("model", "")
+    world.note(f"{name} {kind} {outcome}" if kind else f"{name} {outcome}")
     if not leaves:
         connection.hang_up()
+
+
+def find_version(world: World, generation: Generation, reply: Reply, began_s: float) -> None:
+    """Expect the answers of the version that has answered: one that was loaded meanwhile."""
+    assert generation.adapter is not None
+    max_model_len = world.sim.engine.info.max_model_len
+    texts, _, _ = read_texts(generation, reply)
+    roots = world.sim.adapters.roots_since(generation.adapter, began_s)
+    for root in roots:
+        answers = answers_of(generation, max_model_len, root)
+        if all(answers[index].text.startswith(text) for index, text in texts.items()):
+            generation.answers = answers
+            return
+    assert not any(texts.values()), f"no version of {generation.adapter} writes {texts}"
 
 
 def check_reply(
@@ -167,7 +215,7 @@ def check_reply(
         check_whole(generation, reply, texts)
         return "whole"
     if code:
-        assert code in possible_errors(world, generation, is_slow=is_slow), (
+        assert code in possible_errors(world, generation, reply, is_slow=is_slow), (
             f"status {code}: {reply.body[:300]!r} {generation}"
         )
         if code == 400 and b"chat template" in reply.body:
@@ -177,7 +225,9 @@ def check_reply(
     return "cut"
 
 
-def possible_errors(world: World, generation: Generation, *, is_slow: bool) -> set[int]:
+def possible_errors(
+    world: World, generation: Generation, reply: Reply, *, is_slow: bool
+) -> set[int]:
     codes = {503}  # the queue may always be full
     if has_failing_steps(world) or world.is_broken:
         codes.add(500)
@@ -187,6 +237,8 @@ def possible_errors(world: World, generation: Generation, *, is_slow: bool) -> s
         codes.add(400)
     if len(generation.prompt) >= world.sim.engine.info.max_model_len:
         codes.add(400)
+    if generation.adapter is not None:  # it is not loaded, or unloaded before its answer ends
+        codes |= {404, 400} if b"adapter" in reply.body else {404}
     options = world.sim.setup.options
     if options.requests_per_minute is not None or options.api_keys_file is not None:
         codes.add(429)
@@ -349,8 +401,48 @@ async def intrude(world: World, rng: random.Random, name: str) -> None:
     connection.hang_up()
 
 
+async def change_adapters(world: World, rng: random.Random, name: str) -> None:
+    """An operator, who loads other weights under one name again and again."""
+    if not world.sim.setup.max_adapters:
+        return
+    sim, adapter = world.sim, f"tuned-{name.split()[-1]}"
+    connection = Connection(sim.loop, rng)
+    version = None
+    for _ in range(rng.randint(1, 6)):
+        if version is None:
+            tried = sim.adapters.begin(adapter, sim.loop.now_s)
+            body = {"lora_name": adapter, "lora_path": str(tried.id)}
+            status = await _operate(world, connection, "load", body)
+            if status in (200, 0):  # without a response, it may have been loaded
+                version = tried
+            else:
+                sim.adapters.versions.remove(tried)
+                assert status != 400 or len(sim.adapters.names) >= sim.setup.max_adapters
+        else:
+            status = await _operate(world, connection, "unload", {"lora_name": adapter})
+            if status == 200:
+                version.unloaded_s, version = sim.loop.now_s, None
+            assert status != 400, "a loaded adapter cannot be unloaded"
+        world.note(f"{name} {adapter} {'unloaded' if version is None else version.id} {status}")
+        if connection.is_over:
+            break
+        await asyncio.sleep(rng.choice((0.0, 0.01, 0.3)))
+    connection.hang_up()
+
+
+async def _operate(world: World, connection: Connection, verb: str, body: dict[str, Any]) -> int:
+    headers = {"content-type": "application/json"}
+    if world.sim.setup.options.api_keys_file is not None:
+        headers["authorization"] = f"Bearer {OPERATOR_KEY}"
+    path = f"/v1/{verb}_lora_adapter"
+    reply = await connection.request("POST", path, json.dumps(body).encode(), headers)
+    allowed = {200, 400, 429, 503} | ({0} if world.is_draining else set())
+    assert reply.status in allowed, f"{path}: {reply}"
+    return reply.status
+
+
 Client = Callable[[World, random.Random, str], Coroutine[Any, Any, None]]
 CLIENTS: tuple[tuple[Client, int], ...] = (
     (generate, 12), (send_malformed, 2), (break_protocol, 1), (embed, 1), (probe, 1),
-    (intrude, 1),
+    (intrude, 1), (change_adapters, 2),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ridgeline.engine.adapters.registry import NoAdapters, RunAdapters
 from ridgeline.engine.scheduler.plan import NoTokenError, Run, RunOutput, StepPlan, StepResult
 from ridgeline.records import TokenLogprobs
 
@@ -30,6 +31,11 @@ def state_after(tokens: Sequence[int], state: int = _ROOT) -> int:
     for token in tokens:
         state = mix(state, token)
     return state
+
+
+def root_of(salt: int, adapter: int) -> int:
+    """The state before the first token: of a model, told apart by `salt`, and of an adapter."""
+    return mix(mix(_ROOT, salt), adapter) if salt or adapter else _ROOT
 
 
 class Vocabulary:
@@ -76,9 +82,12 @@ class HashRunner:
         sleep: Callable[[float], None],
         rng: random.Random,
         faults: Faults,
+        salt: int = 0,
+        adapters: RunAdapters | None = None,
     ) -> None:
         self._vocabulary, self._size, self._sleep = vocabulary, block_size, sleep
         self._rng, self._faults = rng, faults
+        self._salt, self._adapters = salt, adapters or NoAdapters()
         self._slots = [[(-1, 0)] * block_size for _ in range(num_blocks)]  # token, state
         self.violations: list[str] = []
 
@@ -91,6 +100,7 @@ class HashRunner:
         for (_, target), content in zip(plan.copies, sources, strict=True):
             self._slots[target] = content
         self._raise_fault(plan)
+        self._adapters.begin(plan.runs)
         return StepResult(tuple([self._compute(run) for run in plan.runs]))
 
     def _raise_fault(self, plan: StepPlan) -> None:
@@ -113,7 +123,7 @@ class HashRunner:
             raise NoTokenError("NaN")
 
     def _compute(self, run: Run) -> RunOutput:
-        state = _ROOT
+        state = root_of(self._salt, run.adapter)
         for position in range(run.start):
             token, stored = self._slots[run.blocks[position // self._size]][position % self._size]
             state = mix(state, token)
@@ -166,10 +176,10 @@ class NoMasks:
 
 
 def expected_tokens(
-    vocabulary: Vocabulary, prompt: Sequence[int], seed: int, max_tokens: int
+    vocabulary: Vocabulary, prompt: Sequence[int], seed: int, max_tokens: int, root: int = _ROOT
 ) -> list[int]:
     """The answer if the request is served alone, with its end-of-sequence token, if any."""
-    state, tokens = state_after(prompt), list[int]()
+    state, tokens = state_after(prompt, root), list[int]()
     while len(tokens) < max_tokens and (not tokens or tokens[-1] != vocabulary.eos):
         token = vocabulary.next_token(state, seed, len(tokens))
         tokens.append(token)

@@ -176,6 +176,7 @@ class Connection:
         self.is_over, self.reply = False, Reply()
         self.on_data: Callable[[Reply], None] = lambda _: None
         self._changed = asyncio.Event()
+        self._outgoing: list[bytes] = []
         self._parser = httptools.HttpResponseParser(self)
         self.transport = ServerTransport(loop, link or Link(), self)
         listeners = [listener for listener in loop.listeners if listener.is_open]
@@ -228,12 +229,15 @@ class Connection:
         self._deliver([data[begin:end] for begin, end in edges if begin < end])
 
     def _deliver(self, pieces: list[bytes]) -> None:
-        def arrive() -> None:
-            self.transport.deliver(pieces.pop(0))
-            if pieces:
-                self.loop.call_later(self.rng.choice((0.0, 0.0005, 0.01)), arrive)
+        is_idle = not self._outgoing  # else an earlier request, answered early, still arrives
+        self._outgoing += pieces
+        if is_idle:
+            self.loop.call_later(self.rng.choice((0.0, 0.0005, 0.01)), self._arrive)
 
-        self.loop.call_later(self.rng.choice((0.0, 0.0005, 0.01)), arrive)
+    def _arrive(self) -> None:
+        self.transport.deliver(self._outgoing.pop(0))
+        if self._outgoing:
+            self.loop.call_later(self.rng.choice((0.0, 0.0005, 0.01)), self._arrive)
 
     # called by the transport
 

@@ -19,10 +19,13 @@ from tests.simulation.virtual_time import VirtualLoop
 
 
 class Renderers:
-    """Every process of one server. `fault`: the probability of each fault per conversation."""
+    """Every process of one server, at most one per model. `fault`: the probability of each fault
+    per conversation."""
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random, fault: float) -> None:
-        self.loop, self.rng, self.fault = loop, rng, fault
+    def __init__(
+        self, loop: VirtualLoop, rng: random.Random, fault: float, num_models: int = 1
+    ) -> None:
+        self.loop, self.rng, self.fault, self.num_models = loop, rng, fault, num_models
         self.started: list[VirtualProcess] = []
         self.num_refused = 0  # conversations that a client was refused because of a process
         self.note: Callable[[str], None] = lambda text: None
@@ -34,7 +37,7 @@ class Renderers:
 
     def check(self) -> None:
         """Raise AssertionError for a process left behind, or a refusal without a fault."""
-        assert self.num_alive <= 1, f"{self.num_alive} renderers are alive"
+        assert self.num_alive <= self.num_models, f"{self.num_alive} renderers are alive"
         assert self.num_refused <= self.num_failed, (
             f"{self.num_refused} conversations were refused, but {self.num_failed} renderers failed"
         )

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -31,14 +31,20 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization.chat import JinjaTemplate
 from ridgeline.engine.tokenization.template_process.client import ProcessTemplate
 from ridgeline.engine.tokenization.tokenizer import HfTokenizer, load_tokenizer
-from ridgeline.records import Event, Token
 from ridgeline.serve import server as server_module
-from ridgeline.serve.app import build_routes, create_app
+from ridgeline.serve.app import add_model, build_routes, create_app
 from ridgeline.serve.batch.attach import BatchOptions, attach_batches
 from ridgeline.serve.batch.executor import background_engine
 from ridgeline.serve.batch.worker import BatchWorker
 from ridgeline.serve.server import GracefulServer, uvicorn_config
 from tests.simulation.model import Faults, HashRunner, NoMasks, Vocabulary
+from tests.simulation.models import (
+    OTHER_MODEL,
+    OTHER_SALT,
+    AdapterBook,
+    SimulatedAdapters,
+    SimulatedModel,
+)
 from tests.simulation.renderers import Renderers
 from tests.simulation.virtual_time import VirtualLoop, VirtualThreads
 
@@ -63,19 +69,25 @@ class Setup:
     store: Path | None = None
     renderer_faults: float | None = None
     """Of processes that render chats; None: chats are rendered in this process."""
+    max_adapters: int = 0
+    has_other_model: bool = False
 
 
 KEYS = ("key-of-alice", "key-of-bob", "key-of-carol")
 """The third has a limit on its requests."""
+OPERATOR_KEY = "key-of-the-operator"
 _FOLDER = tempfile.TemporaryDirectory(prefix="ridgeline-simulation-")
 
 
 @cache
 def keys_file() -> str:
-    """A file of `KEYS`."""
+    """A file of `KEYS` and the operator's."""
     entries = [
         f'[[keys]]\nname = "{key}"\nsha256 = "{sha256(key.encode()).hexdigest()}"\n{limit}\n'
-        for key, limit in zip(KEYS, ("", "share = 3.0", "requests_per_minute = 4"), strict=True)
+        for key, limit in (
+            *zip(KEYS, ("", "share = 3.0", "requests_per_minute = 4"), strict=True),
+            (OPERATOR_KEY, "admin = true"),
+        )
     ]
     path = Path(_FOLDER.name) / "keys.toml"
     path.write_text("\n".join(entries), encoding="utf-8")
@@ -100,10 +112,11 @@ def demo() -> tuple[ResolvedSettings, HfTokenizer, Vocabulary]:
 
 
 @cache
-def _built_routes(has_batches: bool) -> list[Any]:
+def _built_routes(has_batches: bool, has_adapters: bool) -> list[Any]:
     resolved, tokenizer, _ = demo()
     engine = mock.Mock(tokenizer=tokenizer)
-    app = create_app(_Shell(engine, resolved))  # type: ignore[arg-type]
+    options = ServerOptions(allow_runtime_lora_updating=has_adapters)
+    app = create_app(_Shell(engine, resolved), options)  # type: ignore[arg-type]
     if has_batches:
         from ridgeline.serve.app import include_protected
         from ridgeline.serve.batch.routes import router
@@ -121,25 +134,6 @@ class _Shell:
         self.info = mock.Mock(model="demo", settings={})
 
 
-class CountingEngine:
-    """Delegates to an engine, and counts the tokens that reach the server's streams."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self.num_tokens, self.num_submitted = engine, 0, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def listen(self, prompt: Any, sampling: Any, sink: Any, **options: Any) -> Any:
-        def counted(events: Sequence[Event]) -> None:
-            self.num_tokens += sum(isinstance(event, Token) for event in events)
-            sink(events)
-
-        leave = await self._engine.listen(prompt, sampling, counted, **options)
-        self.num_submitted += 1
-        return leave
-
-
 class SimulatedServer:
     """An engine, an app and a uvicorn server on a virtual loop."""
 
@@ -147,23 +141,30 @@ class SimulatedServer:
         self.loop, self.setup, self.wall_s = loop, setup, 1_700_000_000.0
         self.logged: list[str] = []
         self.threads = VirtualThreads(loop, rng, setup.switches)
-        self.renderers = Renderers(loop, random.Random(rng.random()), setup.renderer_faults or 0.0)
-        self.engine = self._open_engine(rng)
-        self.counting = CountingEngine(self.engine)
-        self.app = self._app(self.counting, setup.options)
-        self.service = self.app.state.service
+        fault = setup.renderer_faults or 0.0
+        num_models = 1 + setup.has_other_model
+        self.renderers = Renderers(loop, random.Random(rng.random()), fault, num_models)
+        self.adapters = AdapterBook()
+        self.models = [self._open_model(rng)]
+        self.app = self._app(self.models[0].counting, setup.options)
+        self.service = self.models[0].service = self.app.state.service
+        if setup.max_adapters:
+            first = self.adapters.begin("tuned", loop.now_s)
+            self.engine.load_adapter(first.name, str(first.id))
+        if setup.has_other_model:
+            self._add_model(self._open_model(rng, OTHER_MODEL, OTHER_SALT))
         self.worker = None if setup.store is None else self._attach_batches(setup.store)
         config = uvicorn_config(self.app, setup.options)
         self.server = _Server(config, self.service)
 
     @property
-    def scheduler(self) -> Any:
-        return self.engine._loop.scheduler
+    def engine(self) -> Engine:
+        """The first model's."""
+        return self.models[0].engine
 
-    @property
-    def running(self) -> Any:
-        """As the invariants of `tests.invariants.checks` read it."""
-        return self.scheduler.running
+    def close(self) -> None:
+        for model in self.models:
+            model.engine.close()
 
     def clock(self) -> float:
         self.threads.switch()
@@ -180,13 +181,17 @@ class SimulatedServer:
     def drain(self) -> None:
         self.server.handle_exit(15, None)
 
-    def _open_engine(self, rng: random.Random) -> Engine:
+    def _open_model(
+        self, rng: random.Random, name: str | None = None, salt: int = 0
+    ) -> SimulatedModel:
+        """The first model has the adapters."""
         resolved, tokenizer, vocabulary = demo()
         setup = self.setup
         if setup.renderer_faults is not None:
             tokenizer = HfTokenizer(tokenizer.inner, ProcessTemplate({"default": TEMPLATE}, {}))
         resolved = msgspec.structs.replace(
             resolved,
+            model=name or resolved.model,
             num_blocks=setup.num_blocks,
             block_size=setup.block_size,
             max_num_seqs=setup.max_num_seqs,
@@ -197,30 +202,52 @@ class SimulatedServer:
             max_num_queued_reqs=setup.max_num_queued_reqs,
             max_num_queued_tokens=setup.max_num_queued_tokens,
         )
-        self.runner = HashRunner(
+        has_adapters = setup.max_adapters > 0 and not salt
+        adapters = SimulatedAdapters(setup.max_adapters) if has_adapters else None
+        runner = HashRunner(
             vocabulary,
             setup.num_blocks,
             setup.block_size,
             sleep=self.threads.sleep,
             rng=rng,
             faults=setup.faults,
+            salt=salt,
+            adapters=adapters,
         )
-        parts = EngineParts(tokenizer, make_scheduler(resolved), self.runner, NoMasks(), 0)  # type: ignore[arg-type]
+        parts = EngineParts(
+            tokenizer,
+            make_scheduler(resolved),
+            runner,  # type: ignore[arg-type]
+            NoMasks(),  # type: ignore[arg-type]
+            0,
+            adapters=adapters,
+        )
         with mock.patch.object(engine_loop, "threading", self.threads):
-            return Engine(resolved, parts, clock=self.clock)
+            engine = Engine(resolved, parts, clock=self.clock)
+        return SimulatedModel(engine, runner, setup)
+
+    def _add_model(self, model: SimulatedModel) -> None:
+        model.service = add_model(self.app, model.counting, self.setup.options)  # type: ignore[arg-type]
+        self._set_clock(model.service)
+        self.models.append(model)
 
     def _app(self, engine: Any, options: ServerOptions) -> FastAPI:
         app = create_app(engine, options)
-        app.router.routes = _built_routes(self.setup.store is not None)
-        service, loop = app.state.service, self.loop
-        service.now = service.metrics.now = service.drain._now = loop.time
+        app.router.routes = self._routes()
+        self._set_clock(app.state.service)
         return app
 
+    def _routes(self) -> list[Any]:
+        return _built_routes(self.setup.store is not None, self.setup.max_adapters > 0)
+
+    def _set_clock(self, service: Any) -> None:
+        service.now = service.metrics.now = service.drain._now = self.loop.time
+
     def _attach_batches(self, path: Path) -> BatchWorker:
-        batch_app = self._app(background_engine(self.counting), ServerOptions())  # type: ignore[arg-type]
+        batch_app = self._app(background_engine(self.models[0].counting), ServerOptions())  # type: ignore[arg-type]
         options = BatchOptions(store=path, max_concurrency=3, poll_s=1.0)
         worker = attach_batches(self.app, batch_app, options)
-        self.app.router.routes = _built_routes(True)
+        self.app.router.routes = self._routes()
         worker._clock, worker._timer = self.wall_clock, self.loop.time
         worker._store._clock = worker._store.files._clock = self.wall_clock
         batches = self.app.state.batches

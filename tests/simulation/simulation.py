@@ -25,6 +25,7 @@ from ridgeline.engine.tokenization.template_process import client
 from tests.invariants.checks import check_pool, check_registry
 from tests.simulation.clients import CLIENTS
 from tests.simulation.model import Faults
+from tests.simulation.models import SimulatedModel
 from tests.simulation.server import LogWatcher, Setup, SimulatedServer, keys_file, watched_logs
 from tests.simulation.virtual_time import VirtualLoop
 
@@ -46,10 +47,10 @@ class Simulation:
         self.broken_rules: list[str] = []
         self.is_draining = self.is_broken = False
         self.num_steps = 0
-        self._orphans: dict[str, int] = {}  # requests without a listener, and for how many steps
         self.sim = SimulatedServer(self.loop, self.rng, random_setup(self.rng))
         self.sim.renderers.note = self.note
-        self._watch_steps()
+        for model in self.sim.models:
+            model.watch_steps(self._after_step)
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.loop.now_s - 1000:8.4f} {text}")
@@ -112,7 +113,7 @@ class Simulation:
         """A bug in the scheduler: the engine dies in its next step."""
         self.note("the scheduler breaks")
         self.is_broken = True
-        self.sim.scheduler.plan = mock.Mock(side_effect=KeyError("a bug"))
+        self.sim.models[0].scheduler.plan = mock.Mock(side_effect=KeyError("a bug"))
 
     def explains(self, logged: str) -> bool:
         """Whether an error in the log follows from a fault that was injected."""
@@ -124,43 +125,46 @@ class Simulation:
 
     # invariants
 
-    def _watch_steps(self) -> None:
-        """Check the invariants after every step, on the engine's thread."""
-        engine_loop = self.sim.engine._loop
-        original = engine_loop.step
+    @property
+    def violations(self) -> list[str]:
+        """What the models read that they must not."""
+        return [text for model in self.sim.models for text in model.runner.violations]
 
-        def step() -> None:
-            original()
-            self.num_steps += 1
-            try:
-                self.check_step()
-            except AssertionError:
-                self.broken_rules.append(traceback.format_exc())
+    def _after_step(self, model: SimulatedModel) -> None:
+        self.num_steps += 1
+        try:
+            self.check_step(model)
+        except AssertionError:
+            self.broken_rules.append(traceback.format_exc())
 
-        engine_loop.step = step  # type: ignore[method-assign]
-
-    def check_step(self) -> None:
-        sim: Any = self.sim
-        check_registry(sim)
-        check_pool(sim)
-        engine_loop = sim.engine._loop
+    def check_step(self, model: SimulatedModel) -> None:
+        world: Any = model
+        check_registry(world)
+        check_pool(world)
+        engine_loop = model.engine._loop
         limiter = engine_loop.queue_limiter
-        assert limiter.num_queued <= sim.setup.max_num_queued_reqs, "the queue exceeds its limit"
+        assert limiter.num_queued <= model.setup.max_num_queued_reqs, "the queue exceeds its limit"
         assert set(engine_loop._subscriptions) <= engine_loop._ids
-        groups = sim.scheduler._registry.groups
+        groups = model.scheduler._registry.groups
         started = {name for name, group in groups.items() if group.started}
         queued = {name for name, request in limiter._requests.items() if request.queued}
         assert not started & queued, "started requests are counted as queued"
         served = set(groups)
         assert served <= set(engine_loop._subscriptions)
-        listened = {name for inboxes in sim.engine._inboxes.values() for name in inboxes._inboxes}
-        self._orphans = {name: self._orphans.get(name, 0) + 1 for name in served - listened}
-        assert max(self._orphans.values(), default=0) < 4, "computes for a client that has left"
+        listened = {name for inboxes in model.engine._inboxes.values() for name in inboxes._inboxes}
+        model.orphans = {name: model.orphans.get(name, 0) + 1 for name in served - listened}
+        assert max(model.orphans.values(), default=0) < 4, "computes for a client that has left"
 
     def check_idle(self) -> None:
         """With no client left, nothing is held any more."""
-        sim, service = self.sim, self.sim.service
-        engine_loop, scheduler = sim.engine._loop, sim.scheduler
+        for model in self.sim.models:
+            self._check_idle_model(model)
+        unsent = max((transport.max_unsent for transport in self.loop.transports), default=0)
+        assert unsent <= MAX_UNSENT_BYTES, f"{unsent} bytes waited for one client"
+
+    def _check_idle_model(self, model: SimulatedModel) -> None:
+        engine_loop, scheduler = model.engine._loop, model.scheduler
+        is_broken = self.is_broken and model is self.sim.models[0]
         held = {
             "owned blocks": scheduler.pool.num_owned,
             "requests of the scheduler": len(scheduler._registry.groups),
@@ -172,31 +176,29 @@ class Simulation:
             "queued tokens": engine_loop.queue_limiter.num_queued_tokens,
             "tracked": len(engine_loop.queue_limiter._requests),
             "texts": len(engine_loop._texts._outputs),
-            "inboxes": sum(len(inboxes._inboxes) for inboxes in sim.engine._inboxes.values()),
-            "requests in progress": service.drain.num_in_progress,
-            "bytes of bodies": sim.app.state.body_memory.num_bytes,
+            "inboxes": sum(len(inboxes._inboxes) for inboxes in model.engine._inboxes.values()),
+            "requests in progress": model.service.drain.num_in_progress,
+            "bytes of bodies": self.sim.app.state.body_memory.num_bytes,
         }
-        if self.is_broken:  # a dead engine's scheduler is not touched any more
+        if is_broken:  # a dead engine's scheduler is not touched any more
             for name in ("owned blocks", "requests of the scheduler", "texts", "commands"):
                 held.pop(name)
-        unsent = max((transport.max_unsent for transport in self.loop.transports), default=0)
-        assert unsent <= MAX_UNSENT_BYTES, f"{unsent} bytes waited for one client"
         left = {name: count for name, count in held.items() if count}
         assert not left, f"held although every client is gone: {left}"
-        self._check_metrics()
+        self._check_metrics(model, is_broken=is_broken)
 
-    def _check_metrics(self) -> None:
+    def _check_metrics(self, model: SimulatedModel, *, is_broken: bool) -> None:
         """Every choice that was submitted is counted once as ended, every token once."""
-        metrics = read_metrics(self.sim.service.metrics.render().decode())
+        metrics = read_metrics(model.service.metrics.render().decode())
         tokens = metrics["vllm:generation_tokens_total"]
-        assert tokens == self.sim.counting.num_tokens, "tokens published and tokens counted differ"
+        assert tokens == model.counting.num_tokens, "tokens published and tokens counted differ"
         choices = metrics.get("vllm:request_params_n_sum", 0)
         ends = metrics.get("vllm:request_success_total", 0)
         assert ends == choices, f"{choices} choices were submitted, {ends} are counted as ended"
-        counters = self.sim.engine.counters()
+        counters = model.engine.counters()
         assert counters["generation_tokens"] >= tokens
         assert counters["num_requests_running"] == counters["num_requests_waiting"] == 0 or (
-            self.is_broken
+            is_broken
         )
         assert metrics.get("ridgeline_time_to_publish_seconds_count", 0) == tokens
 
@@ -232,10 +234,13 @@ def random_setup(rng: random.Random) -> Setup:
             stream_interval=rng.choice((1, 1, 3)),
             requests_per_minute=rng.choice((None, None, None, 6)),
             api_keys_file=rng.choice((None, None, keys_file())),
+            allow_runtime_lora_updating=True,
         ),
         faults=faults,
         switches=rng.choice((0.0, 0.2, 0.6)),
         renderer_faults=rng.choice((0.0, 0.05, 0.2)),
+        max_adapters=rng.choice((0, 2, 3)),
+        has_other_model=rng.random() < 0.3,
     )
 
 
@@ -267,7 +272,7 @@ def simulate(seed: int) -> Simulation:
         try:
             with simulation.sim.renderers.patched():
                 loop.run_until_complete(simulation.run())
-            rules = simulation.broken_rules + simulation.sim.runner.violations
+            rules = simulation.broken_rules + simulation.violations
             assert not rules, rules[0]
             assert not loop.faults, loop.faults
             logged = [line for line in watcher.lines if not simulation.explains(line)]
@@ -276,7 +281,7 @@ def simulate(seed: int) -> Simulation:
             _abandon(loop)
             if not isinstance(error, Exception):
                 raise
-            rules = "\n".join(simulation.broken_rules[:1] + simulation.sim.runner.violations[:1])
+            rules = "\n".join(simulation.broken_rules[:1] + simulation.violations[:1])
             trace = "\n".join(simulation.trace[-MAX_TRACE:])
             cause = "".join(traceback.format_exception(error)[-3:])
             raise Violation(
@@ -284,7 +289,7 @@ def simulate(seed: int) -> Simulation:
                 f"{trace}\n{rules}\n{cause}"
             ) from None
         finally:
-            simulation.sim.engine.close()
+            simulation.sim.close()
             loop.close()
         return simulation
 

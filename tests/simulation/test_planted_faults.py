@@ -6,16 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
+from ridgeline.engine.scheduler.plan import Run, RunOutput
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.tokenization.template_process.client import ProcessTemplate
-from ridgeline.records import Event, Finished, Token
+from ridgeline.records import Event, Finished, Request, Token
 from ridgeline.serve.generation.stream import ResponseStream
 from ridgeline.serve.metrics.request_timer import RequestTimer
+from ridgeline.serve.model_group import ModelGroup
+from ridgeline.serve.service import Service
+from tests.simulation.model import HashRunner
+from tests.simulation.models import SimulatedAdapters
 from tests.simulation.renderers import VirtualProcess
 from tests.simulation.simulation import Violation, simulate
 
@@ -96,6 +102,33 @@ def hanging_renderer_is_left_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProcessTemplate, "_kill", kill)
 
 
+def prefixes_are_shared_between_adapters(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Request, "cache_scope", property(lambda self: self.tenant))
+
+
+def every_request_reaches_the_first_model(patch: pytest.MonkeyPatch) -> None:
+    def check_model(self: Service, name: str | None, **_: Any) -> str:
+        return name or self.name
+
+    patch.setattr(ModelGroup, "find", lambda self, name: self.first)
+    patch.setattr(Service, "check_model", check_model)
+
+
+def new_version_takes_over_running_requests(patch: pytest.MonkeyPatch) -> None:
+    """As if the id of an adapter followed from its name and not from its weights."""
+
+    def begin(self: SimulatedAdapters, runs: Sequence[Run]) -> None:
+        pass  # nothing is refused: the runs go on with whatever is loaded
+
+    def compute(self: HashRunner, run: Run) -> RunOutput:
+        latest = max((info.id for info in getattr(self._adapters, "loaded", ())), default=0)
+        return original(self, replace(run, adapter=latest) if run.adapter else run)
+
+    original = HashRunner._compute
+    patch.setattr(SimulatedAdapters, "begin", begin)
+    patch.setattr(HashRunner, "_compute", compute)
+
+
 PLANTS: list[tuple[Plant, str]] = [
     (abort_leaks_blocks, "reference counts|owned blocks"),
     (choice_finishes_twice, "finishes twice|completion_tokens"),
@@ -103,10 +136,13 @@ PLANTS: list[tuple[Plant, str]] = [
     (tokens_are_counted_once_per_delivery, "tokens published and tokens counted differ"),
     (submitting_wakes_nobody, "no end after"),
     (disconnecting_aborts_nothing, "computes for a client"),
-    (events_behind_a_delivery_are_lost, "wrong text|no end after"),
+    (events_behind_a_delivery_are_lost, "wrong text|no end after|expected"),
     (dead_renderer_is_used, "renderers failed|status 400"),
     (hanging_renderer_is_left_behind, "renderers are alive"),
     (started_requests_stay_in_the_queue, "started requests are counted"),
+    (prefixes_are_shared_between_adapters, "reads a wrong text|wrong text|no version of"),
+    (every_request_reaches_the_first_model, "wrong text|unknown adapter"),
+    (new_version_takes_over_running_requests, "reads a wrong text|no version of"),
 ]
 
 
@@ -114,5 +150,5 @@ PLANTS: list[tuple[Plant, str]] = [
 def test_planted_bug_is_found(plant: Plant, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(Violation, match=message):
-        for seed in range(60):
+        for seed in range(150):
             simulate(seed)

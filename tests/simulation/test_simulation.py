@@ -67,5 +67,8 @@ def test_random_setups_reach_every_kind_of_end() -> None:
         "a renderer dies",
         "a renderer hangs",
         "a renderer dies between conversations",
+        "other whole",
+        "tuned whole",
+        "tuned-2 error 404",
     ):
         assert end in traces, end
