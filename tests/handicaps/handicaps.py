@@ -1,4 +1,4 @@
-"""Twenty servers with planted faults, what mends each, and the truth about every configuration."""
+"""Servers with planted faults, what mends each, and the truth about every configuration."""
 
 from __future__ import annotations
 
@@ -54,6 +54,15 @@ DRAFTS = Fault(
     "speculation that never pays", lambda a, b: b.num_speculative_tokens < a.num_speculative_tokens
 )
 NO_DRAFTS = Fault("no speculation", lambda a, b: b.num_speculative_tokens > 0)
+LONG_DRAFTS = Fault(
+    "drafts of which few are accepted",
+    lambda a, b: 2 * b.num_speculative_tokens <= a.num_speculative_tokens,
+)
+SMALL_TP = Fault("tensor parallel too small for the TPOT limit", lambda a, b: b.tp > a.tp)
+NO_OFFLOAD = Fault(
+    "prefixes beyond the device's memory",
+    lambda a, b: b.offload_bytes > a.offload_bytes or b.offload_ratio > a.offload_ratio,
+)
 
 
 def _slots(config: TwinConfig) -> int:
@@ -184,6 +193,104 @@ HANDICAPS = (
         SHARED,
     ),
 )
+
+LOST_DRAFTS = (
+    '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 8, '
+    '"prompt_lookup_min": 2, "prompt_lookup_max": 4}\''
+)
+LLAMA_DRAFTS = (
+    "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 16"
+)
+
+UNTUNED = (
+    Handicap(
+        "vllm small tp",
+        "vllm",
+        "--tensor-parallel-size 2 --data-parallel-size 2",
+        (SMALL_TP,),
+        Traffic(prompt=512, output=128),
+        device="h200-sxm",
+        model="llama-3.1-70b",
+        num_devices=4,
+        loss_nats=0.5,
+        slo="ttft:2000 tpot:16",
+    ),
+    Handicap(
+        "vllm losing drafts",
+        "vllm",
+        LOST_DRAFTS,
+        (DRAFTS,),
+        DIALOGUE,
+        device="a100-80-sxm",
+        model="mistral-7b",
+        slo="ttft:1500 tpot:40",
+    ),
+    Handicap(
+        "sglang prefixes beyond memory",
+        "sglang",
+        "",
+        (NO_OFFLOAD,),
+        Traffic(prompt=4608, output=64, shared=4096, num_prefixes=96),
+        device="l40s",
+        model="qwen3-8b",
+        slo="ttft:4000 tpot:100",
+    ),
+    Handicap(
+        "sglang long drafts",
+        "sglang",
+        "--speculative-algorithm NGRAM --speculative-num-draft-tokens 16",
+        (LONG_DRAFTS,),
+        SHORT,
+        device="l40s",
+        model="qwen3-14b",
+        acceptance=0.6,
+        slo="ttft:2000 tpot:60",
+    ),
+    Handicap(
+        "sglang experts on idle devices",
+        "sglang",
+        "--tp-size 2",
+        (IDLE_DEVICES,),
+        Traffic(prompt=2048, output=128),
+        device="l40s",
+        model="qwen3-30b-a3b",
+        num_devices=4,
+        loss_nats=0.5,
+        slo="ttft:3000 tpot:60",
+    ),
+    Handicap(
+        "llama.cpp slots and losing drafts",
+        "llama-server",
+        f"--parallel 2 {LLAMA_DRAFTS}",
+        (SLOTS, DRAFTS),
+        Traffic(prompt=128, output=64),
+        device="apple-m1-ultra",
+        model="qwen3-8b",
+        slo="ttft:5000 tpot:150",
+    ),
+    Handicap(
+        "llama.cpp small batch",
+        "llama-server",
+        "--parallel 16 --batch-size 32 --ubatch-size 32",
+        (SMALL_BUDGET,),
+        DIALOGUE,
+        device="a100-40-sxm",
+        model="phi-4",
+    ),
+    Handicap(
+        "trtllm memory and slots",
+        "trtllm",
+        "--tp_size 2 --kv_cache_free_gpu_memory_fraction 0.45 --max_batch_size 8",
+        (SLOTS, MEMORY),
+        LONG,
+        device="b200",
+        model="llama-3.1-70b",
+        num_devices=2,
+        slo="ttft:3000 tpot:60",
+    ),
+)
+"""Written on 2026-11-28, before any search had seen them: what was tuned on `HANDICAPS` is tried on
+these."""
 
 
 class Truth:
