@@ -3,7 +3,8 @@
 Every part of the shape is tested: lengths by a chi-squared test of two histograms (by their means
 where a server has no histogram), prefix sharing by its interval over the intervals of the sample.
 The p-values are corrected for their number. A difference that is certain and small is no drift: it
-must also be large enough to move a configuration (`LEAST_*`).
+must also be large enough to move a configuration (`LEAST_*`). Requests that come faster than before
+are a drift when they use up what the tuned server sustained.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ LEAST_MEAN_RATIO = 1.2  # of mean lengths, in either direction
 LEAST_DISTANCE = 0.2  # total variation distance of two histograms of lengths
 LEAST_SHARE_CHANGE = 0.1  # of prompt tokens
 LEAST_REQUESTS = 30
+NEARLY_FULL = 0.9  # of the load that the tuned server sustained
 MIN_EXPECTED = 5.0  # requests per bin, below which bins are joined
 
 
@@ -59,6 +61,20 @@ def drift(tuned: TrafficProfile, sample: TrafficSample) -> tuple[DriftCheck, ...
             check, p_value=p_value, drifted=check.drifted and (p_value or 0.0) < ALPHA
         )
         for check, p_value in zip(checks, corrected, strict=True)
+    )
+
+
+def load_check(sustained: float, rate: float) -> DriftCheck:
+    """Whether requests come so fast that the server is near the load for which it was tuned.
+
+    `sustained`: requests/s within the SLO that the search measured; `rate`: what comes now.
+    """
+    return DriftCheck(
+        part="requests/s",
+        tuned=sustained,
+        seen=rate,
+        drifted=rate > NEARLY_FULL * sustained,
+        note=f"{rate / sustained:.0%} of what it sustained when it was tuned",
     )
 
 

@@ -265,7 +265,7 @@ class LadderSearch:
         await self._measure_baseline()
         self._runner.stage("Ranking", "predicting the gain of every rung")
         baseline = self._running_baseline
-        promising = self._ranking.rank(baseline, self._tried, ())
+        promising = self._ranking.rank_without_trials(baseline)
         return RankedRungs(
             baseline=summarise_configuration(
                 "baseline", baseline, baseline.runs, self._environment, self._job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.cli.render.console import ReportConsole, print_prose
+from ridgeline.cli.render.console import ReportConsole, print_command, print_prose
 from ridgeline.cli.render.improve.optimize import print_ladder
 from ridgeline.cli.render.serving import served_lines
 from ridgeline.optimize.result import Trial
@@ -44,6 +45,26 @@ def test_prose_is_wrapped_between_words_on_a_terminal(column: int | None) -> Non
     assert all(line.startswith(" " * (column or 4)) and line[column or 4] != " " for line in rest)
     assert all(len(line) <= 40 for line in (first, *rest))
     assert " ".join(" ".join((first, *rest)).split()) == SENTENCE
+
+
+COMMAND = (
+    "ridgeline optimize m --restart-cmd 'vllm serve m --max-num-seqs 4 {flags}' --workload "
+    'synthetic:input=512 --slo "ttft:500 tpot:50" --shared-machine'
+)
+
+
+def test_command_is_broken_so_that_a_shell_reads_the_same() -> None:
+    out = io.StringIO()
+    print_command(Console(file=out, width=72, force_terminal=True), COMMAND)
+    rows = out.getvalue().splitlines()
+    assert len(rows) > 2 and all(len(row) <= 72 for row in rows)
+    assert all(row.endswith(" \\") for row in rows[:-1])
+    joined = " ".join(row.removesuffix("\\") for row in rows)
+    assert shlex.split(joined) == shlex.split(COMMAND)
+    assert not any(row.removesuffix(" \\").endswith(("-cmd", "-workload", "-slo")) for row in rows)
+    out = io.StringIO()
+    print_command(Console(file=out, width=72), COMMAND)
+    assert out.getvalue() == f"  {COMMAND}\n"
 
 
 def test_prose_is_one_line_in_a_pipe() -> None:

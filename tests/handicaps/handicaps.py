@@ -198,9 +198,7 @@ LOST_DRAFTS = (
     '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 8, '
     '"prompt_lookup_min": 2, "prompt_lookup_max": 4}\''
 )
-LLAMA_DRAFTS = (
-    "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 16"
-)
+LLAMA_DRAFTS = "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 16"
 
 UNTUNED = (
     Handicap(
@@ -264,7 +262,7 @@ UNTUNED = (
         f"--parallel 2 {LLAMA_DRAFTS}",
         (SLOTS, DRAFTS),
         Traffic(prompt=128, output=64),
-        device="apple-m1-ultra",
+        device="a10",
         model="qwen3-8b",
         slo="ttft:5000 tpot:150",
     ),

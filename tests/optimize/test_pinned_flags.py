@@ -41,7 +41,7 @@ def used_flags(server: str) -> set[str]:
 
 @pytest.mark.parametrize("server", sorted(PINNED))
 def test_server_takes_every_flag_of_its_rungs(server: str) -> None:
-    known = set(PINNED[server]["flags"].split())
+    known = set(PINNED[server]["flags"].split()) | set(PINNED[server].get("since", {}))
     positive = {flag.replace("--no-", "--") if server == "vllm" else flag for flag in known}
     unknown = {
         flag
@@ -49,6 +49,17 @@ def test_server_takes_every_flag_of_its_rungs(server: str) -> None:
         if not (server == "vllm" and flag.replace("--no-", "--") in positive)
     }
     assert not unknown, f"{server} {PINNED[server]['version']} has no {sorted(unknown)}"
+
+
+def test_rungs_of_trtllm_name_the_release_that_has_their_flags() -> None:
+    """Flags that the oldest documented release lacks are said to need a newer one."""
+    pinned = PINNED["trtllm"]
+    oldest = set(pinned["documented"]["0.18.2"].split())
+    for rung in server_rungs("trtllm"):
+        for changes in (rung.changes, *rung.variants):
+            for flag in changes.get(FLAGS, {}):
+                release = pinned["since"].get(flag, "").partition(":")[0]
+                assert flag in oldest or (release or "1.2") in rung.hurts_when, flag
 
 
 def test_every_server_but_our_own_is_pinned() -> None:

@@ -1,4 +1,4 @@
-"""The ranking of rungs within its time limit."""
+"""The ranking of rungs within its limit of simulated runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from ridgeline.config.settings import Settings
 from ridgeline.optimize.environment import Load
 from ridgeline.optimize.ladder import RungCandidate, candidates_of, load_default_ladder
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
-from ridgeline.optimize.ranking.rung_ranking import Ranking
+from ridgeline.optimize.ranking.rung_ranking import Ranking, WorkLimit
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
+OVER = cast("Any", SimpleNamespace(why_over="a ranking ends after 5 simulated runs"))
+NOT_OVER = cast("Any", SimpleNamespace(why_over=""))
 
-def test_a_rung_that_cannot_run_keeps_its_reason_when_the_time_limit_is_reached() -> None:
-    budget = SimpleNamespace(spent_s=10.0)
-    ranking = Ranking(*cast("list[Any]", [None, None, None, None, budget]))
+
+def test_a_rung_that_cannot_run_keeps_its_reason_when_the_limit_is_reached() -> None:
+    ranking = Ranking(*cast("list[Any]", [None, None, None, None, None]))
     rung, option = cast("Any", SimpleNamespace(id="int8")), cast("Any", SimpleNamespace(label="a"))
     ranking._last["int8"] = Forecast(candidate=option, predicted=None, problem="no INT8 kernels")
-    later = ranking._best(rung, [option], cast("Any", None), 5.0)
-    assert later is not None and later.problem == "no INT8 kernels"
+    later = ranking._best(rung, [option], cast("Any", None), OVER)
+    assert later.problem == "no INT8 kernels"
 
 
 def test_variant_without_a_predicted_change_is_tried_before_one_that_loses() -> None:
@@ -35,10 +37,10 @@ def test_variant_without_a_predicted_change_is_tried_before_one_that_loses() -> 
         option.settings: 0.83 if option.settings.max_num_seqs == 2 else 1.0 for option in options
     }
     predictor._searched.add((start, 1.0))
-    budget = SimpleNamespace(spent_s=0.0)
-    ranking = Ranking(*cast("list[Any]", [None, None, ladder, predictor, budget]))
-    best = ranking._best(rung, options, cast("Any", SimpleNamespace(settings=start, rate=1.0)), 5.0)
-    assert best is not None and best.candidate.settings.max_num_seqs == 8
+    ranking = Ranking(*cast("list[Any]", [None, None, ladder, predictor, None]))
+    incumbent = cast("Any", SimpleNamespace(settings=start, rate=1.0))
+    best = ranking._best(rung, options, incumbent, NOT_OVER)
+    assert best.candidate.settings.max_num_seqs == 8
     assert predictor.is_promising(best)
 
 
@@ -46,15 +48,16 @@ def test_variant_does_not_inherit_the_prediction_of_another_one() -> None:
     ladder, start = load_default_ladder(), Settings(model="demo", max_num_seqs=8)
     rung = next(rung for rung in ladder.rungs if rung.id == "batch-limit")
     options = list(candidates_of(rung, start, {}))
-    nothing, budget = cast("Any", None), SimpleNamespace(spent_s=10.0)
+    nothing = cast("Any", None)
     predictor = Predictor(nothing, nothing, "goodput", ladder.weights, nothing)
-    ranking = Ranking(*cast("list[Any]", [None, None, ladder, predictor, budget]))
+    ranking = Ranking(*cast("list[Any]", [None, None, ladder, predictor, None]))
     tried = Forecast(candidate=options[2], predicted=predictor._prediction(3.7))
     ranking._last[rung.id] = tried
-    later = ranking._best(rung, [options[0], *options[3:]], nothing, 5.0)
-    assert later is not None and later.predicted_gain == 1.0
-    same = ranking._best(rung, options, nothing, 5.0)
-    assert same is not None and same.candidate == options[2]
+    later = ranking._best(rung, [options[0], *options[3:]], nothing, OVER)
+    assert later.predicted is not None and later.predicted.gain == 1.0
+    assert later.predicted.note == "not ranked: a ranking ends after 5 simulated runs"
+    same = ranking._best(rung, options, nothing, OVER)
+    assert same.candidate == options[2]
 
 
 class KneeSimulator:
@@ -149,12 +152,31 @@ def test_error_of_a_kept_rung_is_in_the_incumbent_and_not_in_its_other_variants(
 def test_rung_that_loses_is_simulated_again_for_another_incumbent_only() -> None:
     simulator = KneeSimulator({1: 10.0, 2: 5.0, 4: 10.0})
     predictor, start = knee_predictor(simulator), slots(1)
-    budget = SimpleNamespace(spent_s=0.0)
-    ranking = Ranking(*cast("list[Any]", [None, None, load_default_ladder(), predictor, budget]))
+    ranking = Ranking(*cast("list[Any]", [None, None, load_default_ladder(), predictor, None]))
     option = candidate(2)
+    limit = WorkLimit(predictor, 100)
     ranked = [
-        ranking._best(option.rung, [option], cast("Any", SimpleNamespace(settings=s, rate=r)), 5.0)
+        ranking._best(
+            option.rung, [option], cast("Any", SimpleNamespace(settings=s, rate=r)), limit
+        )
         for s, r in ((start, 10.0), (start, 9.0), (slots(4), 10.0))
     ]
-    assert all(forecast is not None and forecast.predicted_gain < 0.7 for forecast in ranked)
+    assert all(forecast.predicted_gain < 0.7 for forecast in ranked)
     assert ranking._ranked_for == {"batch-limit": slots(4)}
+
+
+def test_limit_counts_simulated_runs_and_not_seconds() -> None:
+    simulator = KneeSimulator({1: 10.0, 2: 20.0, 4: 40.0})
+    predictor = knee_predictor(simulator)
+    limit = WorkLimit(predictor, 8)
+    assert not limit.why_over
+    predictor.forecast(slots(1), candidate(2), 10.0)
+    assert predictor.num_runs == len(simulator.runs) >= 8
+    assert limit.why_over == "a ranking ends after 8 simulated runs"
+    limit.extend(4.0)
+    assert not limit.why_over
+    budget = cast("Any", SimpleNamespace(spent_s=30.0))
+    limit.end_in(5.0, budget)
+    assert not limit.why_over
+    budget.spent_s = 36.0
+    assert "no time" in limit.why_over

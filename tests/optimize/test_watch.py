@@ -15,7 +15,7 @@ from ridgeline.cli.main import main
 from ridgeline.config.improve import WatchOptions
 from ridgeline.config.server import ServerOptions, TwinServerOptions
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose.drift import DriftCheck, drift
+from ridgeline.diagnose.drift import DriftCheck, drift, load_check
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.monitors.traffic import TrafficReading, read_page, traffic_between
 from ridgeline.measure.workload import parse_workload
@@ -129,6 +129,12 @@ def test_each_part_that_changed_is_named(args: tuple[float, ...], part: str) -> 
 def test_few_requests_prove_nothing() -> None:
     checks = checks_of(1200, 60, number=20)
     assert not checks["prompt tokens"].drifted and "too few" in checks["prompt tokens"].note
+
+
+@pytest.mark.parametrize(("rate", "drifted"), [(4.0, False), (8.9, False), (9.5, True)])
+def test_rate_has_drifted_when_it_uses_up_what_was_sustained(rate: float, drifted: bool) -> None:
+    check = load_check(10.0, rate)
+    assert check.drifted == drifted and f"{rate / 10:.0%}" in check.note
 
 
 def test_certain_but_small_difference_is_no_drift() -> None:
@@ -299,11 +305,13 @@ def test_server_without_traffic_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_cron_job_runs_a_command_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["watch", "--url", "http://chat:8000", "--tuned", "/x", "--duration", "10m"]
+    words += ["--accelerator", "l4"]
     assert main([*words, "--cronjob", "--schedule", "0 6 * * 1", "--image", "r:1"]) == 0
     manifest = yaml.safe_load(capsys.readouterr().out)
     assert manifest["kind"] == "CronJob" and manifest["spec"]["schedule"] == "0 6 * * 1"
     pod = manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
+    assert "l4" in container["args"]
     assert container["image"] == "r:1" and pod["restartPolicy"] == "Never"
     assert main([*container["args"], "--cronjob"]) == 0
     again = yaml.safe_load(capsys.readouterr().out)

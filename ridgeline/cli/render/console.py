@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
 from rich.text import Text
+
+_WORD = r"""(?:[^\s"']|"[^"]*"|'[^']*')+"""
+COMMAND_UNIT = rf"--?[A-Za-z]\S* (?!-){_WORD}|{_WORD}"
+"""A flag with its value, or any other word of a command."""
 
 
 class ReportConsole(Console):
@@ -32,6 +37,28 @@ def print_prose(out: Console, text: str | Text, style: str = "", column: int | N
         return
     for line in styled.split("\n", allow_blank=True):
         out.print(_wrapped(out, line, column), soft_wrap=True)
+
+
+def print_command(out: Console, command: str, indent: int = 2) -> None:
+    """Print a shell command: on a terminal in rows that end with a backslash, so that it can be
+    copied; elsewhere as one line.
+    """
+    room = out.width - indent
+    rows = [command]
+    if out.is_terminal and len(command) > room:
+        rows = _command_rows(command, room - 6)
+    text = (" \\\n" + " " * (indent + 4)).join(rows)
+    out.print(Text(" " * indent + text), soft_wrap=True)
+
+
+def _command_rows(command: str, room: int) -> list[str]:
+    """The words in rows of at most `room` columns where they fit; a flag stays with its value."""
+    rows = [""]
+    for unit in re.findall(COMMAND_UNIT, command):
+        if rows[-1] and len(rows[-1]) + 1 + len(unit) > room:
+            rows.append("")
+        rows[-1] = f"{rows[-1]} {unit}".lstrip()
+    return rows
 
 
 def _wrapped(out: Console, line: Text, column: int | None) -> Text:

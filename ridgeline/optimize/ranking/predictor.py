@@ -94,6 +94,12 @@ class Predictor:
         self._known: dict[Settings, float | str] = {}
         self._brackets: dict[Settings, KneeBracket] = {}
         self._searched: set[tuple[Settings, float]] = set()
+        self._num_runs = 0
+
+    @property
+    def num_runs(self) -> int:
+        """Simulated runs so far: the work of predicting, which no other program slows down."""
+        return self._num_runs
 
     def learn_steps(self, settings: Settings, steps: Sequence[StepStat]) -> None:
         """Refit the simulator and drop everything simulated before."""
@@ -254,6 +260,7 @@ class Predictor:
 
     def _probe(self, settings: Settings, rate: float) -> JudgedRun:
         load = self._make_load(rate)
+        self._num_runs += 1
         return judge_run(self._simulator.run(settings, load), load, self._slo, self._objective)
 
 

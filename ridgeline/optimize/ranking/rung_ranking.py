@@ -1,13 +1,15 @@
-"""Which rung to try next, and why the others are left out, within a share of the time budget.
+"""Which rung to try next, and why the others are left out, within a limit of simulated runs.
 
 Simulating every rung's variants is cheaper than one trial but not free: at high loads a simulated
-run takes a noticeable part of a measured one. So each ranking has a time limit. Rungs are simulated
-in the order of their last prediction (new ones first); those not reached keep their last
-prediction, and without one they rank behind all others.
+run takes a noticeable part of a measured one. So each ranking has a limit. It counts runs rather
+than seconds, so that a busy machine ranks as an idle one does. Rungs are simulated in the order of
+their last prediction (new ones first); those not reached keep their last prediction, and without
+one they rank behind all others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 
 import msgspec
@@ -24,11 +26,41 @@ from ridgeline.optimize.result import NotTried, Trial
 from ridgeline.optimize.result_builder import collect_facts
 from ridgeline.optimize.time_budget import TimeBudget
 
-RANKING_SHARE = 0.03  # share of the budget for one ranking; a trial must still fit after it
+RUNS_PER_RANKING = 120  # simulated runs before the rest keep their last prediction
+RUNS_WITHOUT_TRIALS = 400  # of a ranking that is the result: it has to reach every rung
+MAX_SHARE = 0.1  # share of the budget that a ranking may take on a slow machine
 CLEAR_LOSS = 0.9  # a rung predicted to lose as much is simulated again for another incumbent only
-JOINT_SHARE = 0.5  # additional time for joint candidates, as a share of the ranking's
+JOINT_SHARE = 0.5  # additional runs for joint candidates, as a share of the ranking's
 SCARCE_TRIALS = 3.0  # with fewer left, several changes are tried together first
 Tried = Set[tuple[Settings, str | None]]
+
+
+class WorkLimit:
+    """Ends a ranking after `num_runs` simulated runs, or when its time is over, if it has a limit
+    of time."""
+
+    def __init__(self, predictor: Predictor, num_runs: int) -> None:
+        self._predictor, self._num_runs = predictor, num_runs
+        self._stop_at = predictor.num_runs + num_runs
+        self._stop_s = math.inf
+        self._budget: TimeBudget | None = None
+
+    def end_in(self, seconds: float, budget: TimeBudget) -> None:
+        """End after so many seconds of the budget as well."""
+        self._stop_s, self._budget = budget.spent_s + seconds, budget
+
+    def extend(self, share: float) -> None:
+        """Allow this share of the runs in addition."""
+        self._stop_at += round(share * self._num_runs)
+
+    @property
+    def why_over(self) -> str:
+        """Why nothing more is simulated; "" while something may be."""
+        if self._predictor.num_runs >= self._stop_at:
+            return f"a ranking ends after {self._num_runs} simulated runs"
+        if self._budget is not None and self._budget.spent_s >= self._stop_s:
+            return "the budget left no time to simulate it"
+        return ""
 
 
 class Ranking:
@@ -78,31 +110,42 @@ class Ranking:
         self, incumbent: RunningConfiguration, tried: Tried, trials: Sequence[Trial]
     ) -> list[Forecast]:
         """The promising rungs, each represented by its best variant, most promising first."""
-        self._left_out.clear()
-        self._trials = trials
         budget = self._budget
         spare_s = budget.left_s - budget.trial_cost_s - budget.closing_cost_s
-        limit_s = min(RANKING_SHARE * budget.total_s, max(0.0, spare_s))
-        stop_s = budget.spent_s + limit_s
+        limit = WorkLimit(self._predictor, RUNS_PER_RANKING)
+        limit.end_in(min(MAX_SHARE * budget.total_s, max(0.0, spare_s)), budget)
+        num_affordable = spare_s / budget.trial_cost_s + 1
+        return self._rank(incumbent, tried, trials, limit, num_affordable)
+
+    def rank_without_trials(self, incumbent: RunningConfiguration) -> list[Forecast]:
+        """The same where no trial follows, however long it takes: the ranking is the result."""
+        limit = WorkLimit(self._predictor, RUNS_WITHOUT_TRIALS)
+        return self._rank(incumbent, frozenset(), (), limit, math.inf)
+
+    def _rank(
+        self,
+        incumbent: RunningConfiguration,
+        tried: Tried,
+        trials: Sequence[Trial],
+        limit: WorkLimit,
+        num_affordable: float,
+    ) -> list[Forecast]:
+        self._left_out.clear()
+        self._trials = trials
         possible = self._possible(incumbent, tried)
-        best = [
-            forecast
-            for rung, options in possible
-            if (forecast := self._best(rung, options, incumbent, stop_s)) is not None
-        ]
+        best = [self._best(rung, options, incumbent, limit) for rung, options in possible]
         for forecast in best:
             if not self._predictor.is_promising(forecast):
                 self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
         promising = [forecast for forecast in best if self._predictor.is_promising(forecast)]
-        stop_s += JOINT_SHARE * limit_s
-        num_affordable = spare_s / budget.trial_cost_s + 1
+        limit.extend(JOINT_SHARE)
         joint = self._joint.propose(
             possible,
             promising,
             incumbent,
             trials,
             num_affordable,
-            lambda: budget.spent_s < stop_s,
+            lambda: not limit.why_over,
         )
         is_scarce = num_affordable < SCARCE_TRIALS
 
@@ -151,19 +194,23 @@ class Ranking:
         rung: Rung,
         options: Sequence[RungCandidate],
         incumbent: RunningConfiguration,
-        stop_s: float,
-    ) -> Forecast | None:
+        limit: WorkLimit,
+    ) -> Forecast:
         last = self._last.get(rung.id)
         lost = last is not None and last.predicted is not None and last.predicted.gain < CLEAR_LOSS
         if lost and self._ranked_for.get(rung.id) == incumbent.settings:
-            return self._last_forecast(rung, options)
+            known = self._last_forecast(rung, options)
+            if known is not None:
+                return known
         forecasts: list[Forecast] = []
         for option in options:
-            if self._budget.spent_s >= stop_s:
+            if limit.why_over:
                 break
             forecasts.append(self._predictor.forecast(incumbent.settings, option, incumbent.rate))
         if not forecasts:
-            return self._last_forecast(rung, options)
+            return self._last_forecast(rung, options) or self._predictor.unknown(
+                options[0], f"not ranked: {limit.why_over}"
+            )
         self._ranked_for[rung.id] = incumbent.settings
         predictor = self._predictor
         # A variant that the simulator does not see is still better than a predicted loss.
@@ -172,19 +219,13 @@ class Ranking:
         )
         return best
 
-    def _last_forecast(self, rung: Rung, options: Sequence[RungCandidate]) -> Forecast:
-        """The last prediction of a variant that is still untried, or an unknown one."""
+    def _last_forecast(self, rung: Rung, options: Sequence[RungCandidate]) -> Forecast | None:
+        """The last prediction, of a variant that is still untried; None without one."""
         last = self._last.get(rung.id)
-        like = [
-            option
-            for option in options
-            if last is not None and option.label == last.candidate.label
-        ]
-        if last is None or not like:
-            return self._predictor.unknown(
-                options[0], "not simulated: the time limit of the ranking was reached"
-            )
-        return msgspec.structs.replace(last, candidate=like[0])
+        if last is None:
+            return None
+        like = [option for option in options if option.label == last.candidate.label]
+        return msgspec.structs.replace(last, candidate=like[0]) if like else None
 
     def _unprovable(self, rung: Rung) -> str | None:
         if rung.honesty == "exact":

@@ -28,7 +28,8 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token, num_params
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_kv_dtype
-from ridgeline.optimize.server_settings import flags_of
+from ridgeline.optimize.external.split_layout import SplitLayout, read_split
+from ridgeline.optimize.server_settings import WHOLE_COMMAND, flags_of
 from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers
 from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.twin.config import TwinConfig
@@ -43,6 +44,7 @@ from ridgeline.workflows.targets import catalogue_peaks
 DEFAULT_SEQS, DEFAULT_TOKENS = 256, 8192  # of a server whose defaults are not known
 UNKNOWN_KV_TOKENS = 1 << 20  # a server's memory is not known: assumed not to limit the batch
 BLOCK_SIZE = 16
+LINK_BYTES_S = 10e9  # between two servers of one host, where the device is not known: assumed
 DRAFTER_ACCEPTANCE = 0.7  # of trained heads and draft models, before it is measured
 
 
@@ -57,7 +59,7 @@ class ServerCosts:
         self.spec = load_planning_spec(start.model)
         self._bounds = cache(self._step_bounds)
         self._memory, self._modelled = cache(self._kv_tokens), cache(self._step_times)
-        self._host_memory = cache(self._offload)
+        self._host_memory, self._splits = cache(self._offload), cache(read_split)
 
     @property
     def max_model_len(self) -> int:
@@ -72,8 +74,23 @@ class ServerCosts:
         Raises CannotRun if the server has no flag for one of the settings.
         """
         words = self._recipe.flags.words(settings, self._start)
+        if self.split(settings) is not None:  # each half has the flags of the one server
+            place = words.index(WHOLE_COMMAND)
+            del words[place : place + 2]
         found = find_command(self._recipe.command.text(words))
         return None if found is None else found[1]
+
+    def split(self, settings: Settings) -> SplitLayout | None:
+        """The layout of a configuration with prefill and decode apart; None for any other."""
+        command = dict(flags_of(settings)).get(WHOLE_COMMAND)
+        return None if command is None else self._splits(command)
+
+    def transfer_s(self, num_tokens: int) -> float:
+        """Seconds in which keys and values of so many tokens travel between two servers."""
+        device, line = self._device(), self.line(self._start)
+        rate = LINK_BYTES_S if device is None else find_accelerator(device).network_bytes_s
+        devices = 1 if line is None else line.tp
+        return num_tokens * kv_bytes_per_token(self.spec) / (rate * devices)
 
     def bounds(self, settings: Settings) -> StepBounds:
         """The roofline of the configuration's steps."""
@@ -139,6 +156,7 @@ class ServerCosts:
             "model_stored_dtype": self.spec.stored_dtype,
             "model_weights": self.spec.layers[-1].mlp.gate.format.kind,
             "model_kv_bytes_per_token": kv_bytes_per_token(self.spec),
+            "model_experts": self.spec.layers[-1].mlp.num_experts,
         }
 
     def _step_bounds(self, settings: Settings) -> StepBounds:

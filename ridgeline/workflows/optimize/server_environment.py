@@ -74,6 +74,7 @@ from ridgeline.workflows.load.tokenized_workload import (
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe
 from ridgeline.workflows.optimize.server_costs import ServerCosts
 from ridgeline.workflows.optimize.simulator import SimulatedEngine
+from ridgeline.workflows.optimize.split_simulation import Split
 
 # Servers compute in bfloat16 and batch as requests arrive: two tokens closer than this may swap.
 NEAR_TIE_NATS = 0.1
@@ -214,7 +215,8 @@ def _peaks_seen_from_outside(peaks: Peaks) -> Peaks:
 class _ServerSimulator:
     """The simulator, which refuses settings that this server has no flag for.
 
-    Replicas share the requests, so one of them is simulated with its part.
+    Replicas share the requests, so one of them is simulated with its part. Servers with prefill and
+    decode apart are simulated together.
     """
 
     def __init__(self, simulated: SimulatedEngine, costs: ServerCosts) -> None:
@@ -222,8 +224,13 @@ class _ServerSimulator:
         self.learn = simulated.learn
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
-        part = load.rate / self._costs.replicas(settings)
-        return self._simulated.run(settings, msgspec.structs.replace(load, rate=part))
+        costs = self._costs
+        load = msgspec.structs.replace(load, rate=load.rate / costs.replicas(settings))
+        layout = costs.split(settings)
+        if layout is None:
+            return self._simulated.run(settings, load)
+        split = Split(layout=layout, transfer_s=costs.transfer_s)
+        return self._simulated.run_split(settings, load, split)
 
 
 class _ServerStarter:

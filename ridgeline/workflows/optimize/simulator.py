@@ -37,6 +37,7 @@ from ridgeline.workflows.optimize.calibrated_step_times import (
     Shapes,
     StepSeconds,
 )
+from ridgeline.workflows.optimize.split_simulation import Split, simulate_split
 
 ASSUMED_SHARE_PER_RUN = 0.06  # of a single-sequence step's time, for each further sequence
 ASSUMED_BATCHES = (2, 4, 8, 16)
@@ -83,19 +84,10 @@ class SimulatedEngine:
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
         """Simulate one run. CannotRun before enough steps were learnt or calibrated."""
-        plain_s = self._plain_step_s(settings)
-        lookup_gain = self._lookup_gain(settings, load.seed, plain_s)
-
-        def step_s(shapes: Shapes, num_sampled: int) -> float:
-            seconds = plain_s(shapes, num_sampled)
-            if lookup_gain is not None and all(new == 1 for new, _ in shapes):
-                return seconds / lookup_gain(len(shapes))
-            return seconds
-
         outcome = simulate(
             self._scheduler_of(settings),
             self._arrivals(load),
-            step_s,
+            self._step_s(settings, load.seed),
             end_s=load.window_s + load.grace_s,
         )
         return RunTrace(
@@ -108,6 +100,29 @@ class SimulatedEngine:
             requests=outcome.requests,
             steps=outcome.steps,
         )
+
+    def run_split(self, settings: Settings, load: Load, split: Split) -> RunTrace:
+        """Simulate one run of servers with prefill and decode apart. CannotRun as above."""
+        return simulate_split(
+            split,
+            functools.partial(self._scheduler_of, settings),
+            self._step_s(settings, load.seed),
+            self._arrivals(load),
+            load,
+        )
+
+    def _step_s(self, settings: Settings, seed: int) -> StepSeconds:
+        """Step times, decode steps shortened by what lookups draft."""
+        plain_s = self._plain_step_s(settings)
+        lookup_gain = self._lookup_gain(settings, seed, plain_s)
+
+        def step_s(shapes: Shapes, num_sampled: int) -> float:
+            seconds = plain_s(shapes, num_sampled)
+            if lookup_gain is not None and all(new == 1 for new, _ in shapes):
+                return seconds / lookup_gain(len(shapes))
+            return seconds
+
+        return step_s
 
     def _plain_step_s(self, settings: Settings) -> StepSeconds:
         """Step times without speculation: calibrated if there are any, else as learnt."""

@@ -1,9 +1,9 @@
 """Watch the traffic of a tuned server: has it drifted, and which change would now gain?
 
 The live shape (lengths, rate, prefix sharing) comes from the server's metrics; no prompt is read.
-It is compared with the shape that `optimize` recorded. If it has drifted, the rungs are predicted
-again on the simulator, with the step times that the search measured and synthetic requests of the
-live shape. Nothing is applied, and no load is sent.
+It is compared with the shape that `optimize` recorded, and the rate with the load that it measured.
+If either has drifted, the rungs are predicted again on the simulator, with the step times that the
+search measured and synthetic requests of the live shape. Nothing is applied, and no load is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from ridgeline.config.improve import WatchOptions
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose.drift import DriftCheck, drift
+from ridgeline.diagnose.drift import DriftCheck, drift, load_check
 from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.monitors.traffic import TrafficReading, TrafficSample
@@ -33,6 +33,7 @@ from ridgeline.optimize.external.server_flags import server_flags_for
 from ridgeline.optimize.external.server_rungs import with_server_rungs
 from ridgeline.optimize.ladder import Ladder, candidates_of, load_default_ladder, unmet_need
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
+from ridgeline.optimize.ranking.rung_ranking import RUNS_WITHOUT_TRIALS, WorkLimit
 from ridgeline.optimize.result import GainPrediction, LadderResult
 from ridgeline.optimize.search_state import STATE_FILE, SavedSearch
 from ridgeline.records import Slo
@@ -46,7 +47,6 @@ from ridgeline.workflows.optimize.restartable_server import ServerRecipe
 WORTH_TELLING = 1.05  # predicted gain from which a change is named
 MAX_CHANGES = 5
 WINDOW_S, REQUESTS_PER_WINDOW, GRACE_S = 8.0, 20, 8.0  # of a simulated run
-NEARLY_FULL = 0.9  # of the predicted goodput
 
 
 class WatchedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +79,7 @@ class WatchReport(Result, frozen=True, kw_only=True):
     capacity: float | None
     changes: tuple[WatchedChange, ...]
     unranked: str
+    not_ranked: tuple[str, ...]
     prove: str
 
     @property
@@ -121,16 +122,18 @@ def watch(
     with stage(observer, f"reading {options.url}/metrics for {options.duration:.0f} s"):
         sample = sample_traffic(options, clock, sleep)
     checks = drift(before, sample)
+    sustained, rate = tuned.ladder.final.measured.goodput_req_s, sample.profile.rate
+    if rate is not None and sustained > 0:
+        checks += (load_check(sustained, rate),)
     workload = options.workload or workload_of(before, sample.profile)
     slo = tuned.ladder.provenance.slo
-    capacity: float | None = None
-    changes: tuple[WatchedChange, ...] = ()
-    unranked = "the traffic is that which the server was tuned for"
+    ranked = _RankedChanges()
+    unranked = "the traffic matches what the server was tuned for"
     if any(check.drifted for check in checks):
         with stage(observer, "predicting every change on this traffic"):
             try:
-                capacity, changes = _rank(tuned, options, workload)
-                unranked = "" if changes else "no change is predicted to gain"
+                ranked = _rank(tuned, options, workload)
+                unranked = "" if ranked.changes else "no change is predicted to gain"
             except UserError as error:
                 unranked = str(error)
     return WatchReport(
@@ -142,9 +145,10 @@ def watch(
         missing=sample.missing,
         workload=workload,
         slo=slo,
-        capacity=capacity,
-        changes=changes,
+        capacity=ranked.capacity,
+        changes=ranked.changes,
         unranked=unranked,
+        not_ranked=ranked.not_ranked,
         prove=prove_command(tuned, workload),
     )
 
@@ -213,10 +217,17 @@ def prove_command(tuned: TunedFolder, workload: str) -> str:
 # ---- ranking -----------------------------------------------------------------------------------
 
 
-def _rank(
-    tuned: TunedFolder, options: WatchOptions, workload: str
-) -> tuple[float | None, tuple[WatchedChange, ...]]:
-    """The predicted goodput of the present configuration, and the changes that beat it."""
+class _RankedChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """The predicted goodput of the present configuration, the changes that beat it, and those that
+    were not reached."""
+
+    capacity: float | None = None
+    changes: tuple[WatchedChange, ...] = ()
+    not_ranked: tuple[str, ...] = ()
+
+
+def _rank(tuned: TunedFolder, options: WatchOptions, workload: str) -> _RankedChanges:
+    """Predict the present configuration and every rung on this workload."""
     if tuned.saved is None:
         raise CannotRun(
             "the search's measured steps are not in the folder, so nothing is predicted",
@@ -242,9 +253,13 @@ def _rank(
     )
     rate = max(1e-3, tuned.ladder.final.measured.goodput_req_s)
     capacity = predictor.score(start, rate)
-    forecasts = _forecasts(ladder, environment, predictor, start, rate)
+    forecasts, not_ranked = _forecasts(ladder, environment, predictor, start, rate)
     changes = [_change(forecast, recipe, start) for forecast in forecasts]
-    return capacity if isinstance(capacity, float) else None, tuple(changes[:MAX_CHANGES])
+    return _RankedChanges(
+        capacity=capacity if isinstance(capacity, float) else None,
+        changes=tuple(changes[:MAX_CHANGES]),
+        not_ranked=tuple(not_ranked),
+    )
 
 
 def _recipe(tuned: TunedFolder, options: WatchOptions) -> ServerRecipe:
@@ -274,12 +289,17 @@ def _load(rate: float, seed: int) -> Load:
 
 def _forecasts(
     ladder: Ladder, environment: Environment, predictor: Predictor, start: Settings, rate: float
-) -> list[Forecast]:
-    """The best variant of every rung that is predicted to gain, largest first."""
+) -> tuple[list[Forecast], list[str]]:
+    """The best variant of every rung that is predicted to gain, largest first, and the titles of
+    rungs that were not reached within the limit of simulated runs."""
     facts = {**environment.facts, **msgspec.structs.asdict(start)}
-    best = []
+    limit = WorkLimit(predictor, RUNS_WITHOUT_TRIALS)
+    best, not_ranked = [], []
     for rung in ladder.rungs:
         if unmet_need(rung, facts) is not None:
+            continue
+        if limit.why_over:
+            not_ranked.append(rung.title)
             continue
         known = [
             forecast
@@ -290,7 +310,7 @@ def _forecasts(
         if known:
             best.append(max(known, key=lambda forecast: forecast.predicted_gain))
     gaining = [forecast for forecast in best if forecast.predicted_gain > WORTH_TELLING]
-    return sorted(gaining, key=lambda forecast: -forecast.predicted_gain)
+    return sorted(gaining, key=lambda forecast: -forecast.predicted_gain), not_ranked
 
 
 def _change(forecast: Forecast, recipe: ServerRecipe, start: Settings) -> WatchedChange:

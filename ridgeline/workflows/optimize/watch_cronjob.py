@@ -25,6 +25,8 @@ def cronjob(options: WatchOptions) -> str:
         arguments += ["--workload", options.workload]
     if options.gpus is not None:
         arguments += ["--gpus", str(options.gpus)]
+    if options.accelerator is not None:
+        arguments += ["--accelerator", options.accelerator]
     key = {"secretKeyRef": {"name": SECRET, "key": "api-key", "optional": True}}
     container: dict[str, Any] = {
         "name": "watch",

@@ -6,9 +6,8 @@ import shlex
 from functools import partial
 
 from rich.console import Console
-from rich.text import Text
 
-from ridgeline.cli.render.console import print_prose
+from ridgeline.cli.render.console import print_command, print_prose
 from ridgeline.optimize.drivers.shell import shell_line
 from ridgeline.optimize.output import number_format
 from ridgeline.report.numbers import rounded
@@ -22,20 +21,20 @@ REMARK = 14  # columns: where a remark on a change begins
 def print_dry_run(console: Console, run: DryRun) -> None:
     """The server as it runs, the commands of the first change, the other flags, and the way
     back."""
-    line = partial(_line, console)
+    line, command = partial(_line, console), partial(print_command, console)
     line(f"Dry run: nothing is changed. The server ({run.server_kind}) runs as:", "bold")
-    line(f"  {run.server_command}")
+    command(run.server_command)
     if run.changes:
         first = run.changes[0]
         line(f"\nA trial, here {first.label}, runs:", "bold")
-        for command in first.commands:
-            line(f"  {shell_line(command)}")
+        for words in first.commands:
+            command(shell_line(words))
         line(f"\nThe trials of the first round ({len(run.changes)}) set:", "bold")
         for change in run.changes:
-            line(f"  {shlex.join(change.flags)}")
+            command(shlex.join(change.flags))
     line("\nTo restore, after every failed trial and at the end:", "bold")
-    for command in run.restore:
-        line(f"  {shell_line(command)}")
+    for words in run.restore:
+        command(shell_line(words))
     if not run.restore:
         line("  nothing: the servers that it starts end with it")
 
@@ -67,42 +66,47 @@ def print_watch(console: Console, report: WatchReport) -> None:
         lossy = ", lossy" if change.lossy else ""
         line(
             f"  {number}. you would gain ~{change.predicted.gain:.1f}x [{low:.1f}, {high:.1f}] by "
-            f"{change.label}{lossy}"
+            f"{change.label}{lossy}",
+            column=5,
         )
-        line(f"     flags    {shlex.join(change.flags)}")
+        line(f"     flags    {shlex.join(change.flags)}", column=REMARK)
         line(f"     hurts    {change.hurts_when}", "dim")
     if report.unranked:
         line(f"  {report.unranked}")
+    if report.not_ranked:
+        line(f"  not ranked, for want of simulated runs: {', '.join(report.not_ranked)}", "dim")
     line("\nProve it with:", "bold")
-    line(f"  {report.prove}")
+    print_command(console, report.prove)
 
 
 def print_advice(console: Console, advice: ServerAdvice) -> None:
     """The server as measured, changes by predicted gain, and how to verify one."""
     line, measured = partial(_line, console), advice.baseline.measured
     line(f"\nThe server ({advice.server_kind}) as it runs", "bold")
-    line(f"  {advice.command}")
+    print_command(console, advice.command)
     if advice.assumed:
         line(f"  assumed: {advice.assumed}", "yellow")
     line(
         f"  {number_format.rate(measured.goodput_req_s)} req/s within the SLO · "
         f"TTFT p95 {number_format.duration(measured.ttft_p95_s)} · "
         f"TPOT p95 {number_format.duration(measured.tpot_p95_s)} · "
-        f"{number_format.cost(advice.baseline.cost)} per 1M output tokens"
+        f"{number_format.cost(advice.baseline.cost)} per 1M output tokens",
+        column=2,
     )
-    line(f"  {advice.baseline.finding.sentence}")
+    line(f"  {advice.baseline.finding.sentence}", column=2)
     line("\nChanges, by predicted gain (nothing was changed)", "bold")
     for number, change in enumerate(advice.changes, 1):
         _print_change(console, number, change)
     if not advice.changes:
         line("  none: no change is predicted to gain")
     for left_out in advice.left_out:
-        line(f"  not advised: {left_out.label}: {left_out.reason}", "dim")
+        line(f"  not advised: {left_out.label}: {left_out.reason}", "dim", column=4)
     line("\nTo verify a change, measure before and after it:", "bold")
     for command in advice.verify:
-        line(f"  {command}")
+        print_command(console, command)
     if any(change.lossy for change in advice.changes):
-        line(f"  {advice.verify_quality}   # the lossy ones: quality")
+        line("\nTo verify the quality of a lossy one:", "bold")
+        print_command(console, advice.verify_quality)
 
 
 def _print_change(console: Console, number: int, change: AdvisedChange) -> None:
@@ -112,18 +116,18 @@ def _print_change(console: Console, number: int, change: AdvisedChange) -> None:
         gain = f"{predicted.gain:.2f}x [{predicted.low:.2f}, {predicted.high:.2f}]"
     dollars = f", {number_format.dollars(change.dollars)} per 1M output" if change.dollars else ""
     lossy = " (lossy: verify quality)" if change.lossy else ""
-    line(f"{number:>3}. {change.label}{lossy}: {gain}{dollars}", "bold" if predicted else "")
+    style = "bold" if predicted else ""
+    line(f"{number:>3}. {change.label}{lossy}: {gain}{dollars}", style, column=5)
     if change.note:
-        line(f"     {change.note}", "dim")
-    line(f"     flags    {shlex.join(change.flags)}")
+        line(f"     {change.note}", "dim", column=5)
+    line(f"     flags    {shlex.join(change.flags)}", column=REMARK)
+    if change.apply:
+        line("     apply")
     for command in change.apply:
-        line(f"     apply    {command}")
+        print_command(console, command, 7)
     line(f"     helps    {change.why}", "dim")
     line(f"     hurts    {change.hurts_when}", "dim")
 
 
-def _line(console: Console, text: str, style: str = "") -> None:
-    if style == "dim":
-        print_prose(console, text, style, column=REMARK)
-    else:  # commands among them, which must stay whole to be copied
-        console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+def _line(console: Console, text: str, style: str = "", column: int | None = None) -> None:
+    print_prose(console, text, style, column=REMARK if style == "dim" and not column else column)
