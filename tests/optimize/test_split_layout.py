@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
-from ridgeline.engine.scheduler import BlockPool, NoPrefixCache, Scheduler, SchedulerLimits
+from ridgeline.engine.scheduler import BlockPool, PrefixCache, Scheduler, SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.measure.metrics.latency import tpot_s
 from ridgeline.optimize.environment import Load
@@ -45,7 +45,8 @@ def scheduler() -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=8, max_num_batched_tokens=512, max_model_len=8192, chunked_prefill=True
     )
-    return Scheduler(limits, make_policy("continuous"), BlockPool(4_000, 16), NoPrefixCache())
+    pool = BlockPool(4_000, 16)
+    return Scheduler(limits, make_policy("continuous"), pool, PrefixCache(pool))
 
 
 def step_s(shapes: object, num_sampled: int) -> float:
@@ -55,7 +56,7 @@ def step_s(shapes: object, num_sampled: int) -> float:
 def run(transfer_s: float, arrivals: list[Arrival]) -> tuple[RequestTrace, ...]:
     load = Load(rate=1.0, seed=0, window_s=30.0, grace_s=30.0)
     split = Split(layout=SplitLayout(1, 1), transfer_s=lambda tokens: transfer_s * tokens)
-    return simulate_split(split, scheduler, step_s, arrivals, load).requests
+    return simulate_split(split, (scheduler, scheduler), step_s, arrivals, load).requests
 
 
 def test_the_answer_waits_for_keys_and_values_to_travel() -> None:

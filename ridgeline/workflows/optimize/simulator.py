@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.engine.scheduler.scheduler import Scheduler
@@ -103,9 +106,10 @@ class SimulatedEngine:
 
     def run_split(self, settings: Settings, load: Load, split: Split) -> RunTrace:
         """Simulate one run of servers with prefill and decode apart. CannotRun as above."""
+        receiver = msgspec.structs.replace(settings, enable_prefix_caching=True)
         return simulate_split(
             split,
-            functools.partial(self._scheduler_of, settings),
+            (partial(self._scheduler_of, settings), partial(self._scheduler_of, receiver)),
             self._step_s(settings, load.seed),
             self._arrivals(load),
             load,

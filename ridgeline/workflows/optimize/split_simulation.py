@@ -47,16 +47,23 @@ class _StepTimes:
 
 def simulate_split(
     split: Split,
-    scheduler: Callable[[], Scheduler],
+    schedulers: tuple[Callable[[], Scheduler], Callable[[], Scheduler]],
     step_s: StepSeconds,
     arrivals: Sequence[Arrival],
     load: Load,
 ) -> RunTrace:
-    """The run of `arrivals` on the layout, whose servers are all alike."""
-    server = ReplicaConfig(name="half", scheduler=scheduler, step_times=_StepTimes(step_s))
+    """The run of `arrivals` on the layout, whose servers have the same step times.
+
+    `schedulers`: of servers that compute prompts, and of those that decode. The latter need a
+    prefix cache: it is where the simulation puts what is transferred.
+    """
+    prefill, decode = (
+        ReplicaConfig(name=name, scheduler=scheduler, step_times=_StepTimes(step_s))
+        for name, scheduler in zip(("prefill", "decode"), schedulers, strict=True)
+    )
     fleet = FleetConfig(
-        replicas=(server,) * split.layout.num_prefill,
-        decode=(server,) * split.layout.num_decode,
+        replicas=(prefill,) * split.layout.num_prefill,
+        decode=(decode,) * split.layout.num_decode,
         transfer_s=split.transfer_s,
         seed=load.seed,
         fast_forward=False,
