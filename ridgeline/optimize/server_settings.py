@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +16,9 @@ FLAGS = "server_flags"
 
 REMOVE = "!"
 """Before a flag: it is taken out of the command line, where the server has no opposite of it."""
+
+ANY_VALUE = "*"
+"""The value of a flag that is taken out of the command line together with its value."""
 
 REPLACE = "@"
 """Before a word of the command line, such as the model: the value takes its place."""
@@ -67,6 +71,16 @@ def merge_flags(present: FlagPairs, changes: Mapping[str, str]) -> FlagPairs:
 def flag_text(changes: Iterable[tuple[str, str]]) -> str:
     """`--tensor-parallel-size 2 --async-scheduling without --disable-radix-cache`."""
     return " ".join(_change_text(flag, value) for flag, value in changes)
+
+
+def shown_flags(words: Sequence[str]) -> str:
+    """Flags as one would type them; those that are taken out as `without --flag`."""
+    shown = [
+        f"without {word.removeprefix(REMOVE)}" if word.startswith(REMOVE) else shlex.quote(word)
+        for word in words
+        if word != ANY_VALUE
+    ]
+    return " ".join(shown)
 
 
 def _change_text(flag: str, value: str) -> str:

@@ -33,7 +33,7 @@ from ridgeline.optimize.external.server_deployment import (
     read_logprobs,
     server_info,
 )
-from ridgeline.optimize.external.server_flags import load_server_flags, server_flags_for
+from ridgeline.optimize.external.server_flags import NOTHING, load_server_flags, server_flags_for
 from ridgeline.optimize.ladder import candidates_of, load_default_ladder
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from tests.diagnose.mock_thread import mock_server
@@ -70,7 +70,7 @@ def test_every_flag_is_read_back_from_a_command_line(name: str) -> None:
     dialect = load_server_flags()[name]
     start = settings_from({"model": "demo", **dialect.defaults})
     for setting, flag in dialect.flags.items():
-        values = [48] if isinstance(flag, str) else [v for v, text in flag.items() if text]
+        values = [48] if isinstance(flag, str) else [v for v in flag if v != NOTHING]
         for value in values:
             plain = {"true": True, "false": False}.get(str(value), value)
             if setting == "speculative_config":

@@ -153,7 +153,7 @@ def test_every_variant_of_the_shipped_ladder_makes_valid_settings() -> None:
     resolved = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
     for row in load_default_ladder().rungs:
         start = naive()
-        if row.id == "draft-length":  # of a speculation that is on
+        if row.id in ("draft-length", "no-speculation"):  # of a speculation that is on
             drafts = Speculative(method="ngram", num_speculative_tokens=4)
             start = msgspec.structs.replace(start, speculative_config=drafts)
         candidates = list(candidates_of(row, start, resolved))

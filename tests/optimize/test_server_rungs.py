@@ -31,7 +31,12 @@ from ridgeline.optimize.external.server_rungs import (
     server_rungs,
     with_server_rungs,
 )
-from ridgeline.optimize.ladder import candidates_of, load_default_ladder, parse_ladder
+from ridgeline.optimize.ladder import (
+    candidates_of,
+    load_default_ladder,
+    parse_ladder,
+    unmet_need,
+)
 from ridgeline.optimize.server_settings import (
     REMOVE,
     ServerSettings,
@@ -357,3 +362,35 @@ def test_speculation_on_a_command_line_is_read_however_its_json_is_spaced() -> N
     config += ',"num_speculative_tokens":7}'
     given = load_server_flags()["vllm"].given(f"vllm serve m --speculative-config '{config}'")
     assert given["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ("vllm", '--speculative-config {"method":"ngram","num_speculative_tokens":7}'),
+        ("sglang", "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8"),
+        (
+            "llama-server",
+            "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8",
+        ),
+    ],
+)
+def test_speculation_is_taken_out_of_the_command_with_its_values(server: str, words: str) -> None:
+    given = words.split() if server != "vllm" else words.split(" ", 1)
+    text = shlex.join([*shlex.split(COMMANDS[server]), *given, "--seed", "1"])
+    recipe = server_recipe(
+        RestartableServer(url="http://h", restart_cmd=f"{text} {{flags}}"), Path()
+    )
+    start = recipe.start_settings(Settings(model="demo"))
+    ladder = with_server_rungs(load_default_ladder(), recipe.flags, None)
+    facts = {**recipe.facts, **msgspec.structs.asdict(start)}
+    rungs = [r for r in ladder.rungs if r.id.endswith("no-speculation")]
+    [rung] = [r for r in rungs if unmet_need(r, facts) is None]
+    [option] = candidates_of(rung, start, {})
+    left = recipe.command.words(recipe.flags.words(option.settings, start), None)
+    assert left == [*shlex.split(COMMANDS[server]), "--seed", "1"]
+    line = read_command(shlex.join(left))[1]
+    assert line.num_draft_tokens == 0
+    plain = RestartableServer(url="http://h", restart_cmd=f"{COMMANDS[server]} {{flags}}")
+    facts = {**server_recipe(plain, Path()).facts, "speculative_config": None}
+    assert all(unmet_need(r, facts) for r in rungs)

@@ -29,7 +29,7 @@ from ridgeline.optimize.drivers.base import ServerHandle, Shell
 from ridgeline.optimize.drivers.log_errors import last_error
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.shell import sleep_unless_interrupted
-from ridgeline.optimize.server_settings import REMOVE, REPLACE, WHOLE_COMMAND
+from ridgeline.optimize.server_settings import ANY_VALUE, REMOVE, REPLACE, WHOLE_COMMAND
 
 POLL_S = 0.1
 END_S = 20.0
@@ -96,13 +96,13 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
 def replace_flags(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words with the values of `flags` where they stand, and the flags that are not there.
 
-    `!--flag` removes a switch, `@word` takes another word in its place. `--flag value`,
-    `--flag=value`, and `--no-flag` in place of `--flag` are known.
+    `!--flag` removes a switch, `!--flag *` a flag with its value; `@word` takes another word in its
+    place. `--flag value`, `--flag=value`, and `--no-flag` in place of `--flag` are known.
     """
     words, added = list(words), []
     for name, *values in _groups(flags):
         if name.startswith(REMOVE):
-            words = _without(words, name.removeprefix(REMOVE))
+            words = _without(words, name.removeprefix(REMOVE), has_value=ANY_VALUE in values)
             continue
         if name.startswith(REPLACE):
             words = _with_word(words, name.removeprefix(REPLACE), *values)
@@ -120,9 +120,12 @@ def replace_flags(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str]
     return words, added
 
 
-def _without(words: Sequence[str], flag: str) -> list[str]:
-    """The words without a switch."""
-    return [word for word in words if word.partition("=")[0] != flag]
+def _without(words: Sequence[str], flag: str, *, has_value: bool) -> list[str]:
+    """The words without a switch, or without a flag and its value."""
+    left = list(words)
+    for place in reversed([i for i, word in enumerate(words) if word.partition("=")[0] == flag]):
+        del left[place : _end(left, place) if has_value else place + 1]
+    return left
 
 
 def _with_word(words: Sequence[str], old: str, new: str) -> list[str]:

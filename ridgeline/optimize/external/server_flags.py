@@ -23,6 +23,9 @@ from ridgeline.optimize.server_settings import REMOVE, REPLACE, flags_of
 DEPTH = "{num_speculative_tokens}"
 """Where a flag of server_flags.toml takes the number of draft tokens."""
 
+NOTHING = "none"
+"""Key of server_flags.toml for a setting that is taken back."""
+
 
 class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The flags of one server; the fields are described at the top of server_flags.toml."""
@@ -47,6 +50,8 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                     settings[name] = number
                 continue
             for value, text in flag.items():
+                if value == NOTHING:
+                    continue
                 for depth in range(1, MAX_DRAFT_TOKENS + 1) if DEPTH in text else (None,):
                     filled = text if depth is None else text.replace(DEPTH, str(depth))
                     if filled and _contains(compact, shlex.split(filled)):
@@ -97,11 +102,11 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def _flag(self, name: str, value: object) -> str:
         flag = self.flags.get(name)
         if isinstance(flag, dict):
-            flag = flag.get(_key(value))
+            flag = flag.get(NOTHING if value is None else _key(value))
             if isinstance(value, Speculative) and flag is not None:
                 depth = value.num_speculative_tokens or self.draft_tokens
                 flag = flag.replace(DEPTH, str(depth))
-        if flag is None or value is None:
+        if flag is None or (value is None and not isinstance(self.flags[name], dict)):
             raise CannotRun(
                 f"{self.name} has no flag for this setting",
                 value=f"{name}={_key(value)}",

@@ -23,7 +23,7 @@ from ridgeline.modelspec.families.shapes import shape_of_repository
 from ridgeline.optimize.drivers.base import Driver, Report
 from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ProcessDriver, ServerCommand
 from ridgeline.optimize.external.drafter_rungs import drafter_flags, drafter_rungs
-from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
+from ridgeline.optimize.external.server_flags import NOTHING, ServerFlags, server_flags_for
 from ridgeline.optimize.external.server_rungs import (
     PARALLEL_FLAGS,
     candidate_command_rungs,
@@ -39,6 +39,7 @@ from ridgeline.workflows.optimize.server_driver import RestartableServer, open_d
 WITHOUT_GRAPHS = ("--enforce-eager", "--disable-cuda-graph", "--disable-cuda-graphs")
 CPU_SERVERS = ("llama-server", "ridgeline")
 WITHOUT_OVERLAP = ("--no-async-scheduling", "--disable-overlap-schedule")
+SPECULATES = ("--speculative-config", "--speculative-algorithm", "--spec-type", "--speculate")
 
 
 def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
@@ -168,6 +169,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
             "server": name if self.twin_device is None else f"twin of {name}",
             "server_eager": not words.isdisjoint(WITHOUT_GRAPHS),
             "server_sync": not words.isdisjoint(WITHOUT_OVERLAP),
+            "server_speculates": not words.isdisjoint(SPECULATES),
         }
 
     @property
@@ -202,6 +204,10 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         start = self.start_settings(settings)
         flags = merge_flags(start.server_flags, self.flags.restored(self.command.command))
         values = {**self.settings_in_command, **self.defaults, FLAGS: flags}
+        taken_back = (
+            n for n, f in self.flags.flags.items() if isinstance(f, dict) and NOTHING in f
+        )
+        values |= dict.fromkeys(taken_back)
         return self._settings(settings, values)
 
     def _settings(self, settings: Settings, values: dict[str, object]) -> ServerSettings:

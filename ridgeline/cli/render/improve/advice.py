@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.console import Console
 from ridgeline.cli.render.console import print_command, print_prose
 from ridgeline.optimize.drivers.shell import shell_line
 from ridgeline.optimize.output import number_format
+from ridgeline.optimize.server_settings import shown_flags
 from ridgeline.report.numbers import rounded
 from ridgeline.workflows.optimize.advise import AdvisedChange, ServerAdvice
 from ridgeline.workflows.optimize.dry_run import DryRun
@@ -31,7 +31,7 @@ def print_dry_run(console: Console, run: DryRun) -> None:
             command(shell_line(words))
         line(f"\nThe trials of the first round ({len(run.changes)}) set:", "bold")
         for change in run.changes:
-            command(shlex.join(change.flags))
+            command(shown_flags(change.flags))
     line("\nTo restore, after every failed trial and at the end:", "bold")
     for words in run.restore:
         command(shell_line(words))
@@ -69,7 +69,7 @@ def print_watch(console: Console, report: WatchReport) -> None:
             f"{change.label}{lossy}",
             column=5,
         )
-        line(f"     flags    {shlex.join(change.flags)}", column=REMARK)
+        line(f"     flags    {shown_flags(change.flags)}", column=REMARK)
         line(f"     hurts    {change.hurts_when}", "dim")
     if report.unranked:
         line(f"  {report.unranked}")
@@ -120,7 +120,7 @@ def _print_change(console: Console, number: int, change: AdvisedChange) -> None:
     line(f"{number:>3}. {change.label}{lossy}: {gain}{dollars}", style, column=5)
     if change.note:
         line(f"     {change.note}", "dim", column=5)
-    line(f"     flags    {shlex.join(change.flags)}", column=REMARK)
+    line(f"     flags    {shown_flags(change.flags)}", column=REMARK)
     if change.apply:
         line("     apply")
     for command in change.apply:
