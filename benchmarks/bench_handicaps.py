@@ -1,11 +1,12 @@
 """How well `optimize` repairs planted faults of other servers, on twins on a virtual clock.
 
     PYTHONPATH=. python benchmarks/bench_handicaps.py --baselines   # after a change of the twin
-    PYTHONPATH=. python benchmarks/bench_handicaps.py [NAME…] [--output FILE]
+    PYTHONPATH=. python benchmarks/bench_handicaps.py [NAME…] [--untuned] [--output FILE]
 
-Twenty servers with one or two planted faults (tests/handicaps/handicaps.py). For each: the fault
-found, true goodput relative to the best configuration known, and what random search, a sweep of one
-rung at a time, and the ladder without forecasts reach with six trials.
+Twenty servers with one or two planted faults (tests/handicaps/handicaps.py), or with `--untuned`
+the eight that no rule of the search was tuned on. For each: the fault found, true goodput relative
+to the best configuration known, and what random search, a sweep of one rung at a time, and the
+ladder without forecasts reach with six trials.
 
 What does not depend on the search (the best configuration, the other searches) is stored in
 tests/handicaps/baselines.json.
@@ -23,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from tests.handicaps.handicaps import HANDICAPS
+from tests.handicaps.handicaps import HANDICAPS, UNTUNED
 from tests.handicaps.suite import (
     BASELINES,
     Outcome,
@@ -46,6 +47,7 @@ COLUMNS = [
     "sweep",
     "in order",
 ]
+ALL = (*HANDICAPS, *UNTUNED)
 NOTE = (
     "Requests/s within the SLO by the twin's own model: 10 s runs without noise, knee within 4 %, "
     "mean of three sequences of arrivals, so differences of a few percent say nothing. The search "
@@ -58,8 +60,8 @@ NOTE = (
 )
 
 
-def table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The document of benchmarks/results."""
+def table(outcomes: Sequence[Outcome], arguments: str) -> dict[str, Any]:
+    """The document of benchmarks/results. `arguments`: of the command."""
     rows = [
         [
             o.name,
@@ -83,7 +85,7 @@ def table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "machine": "virtual time; the figures do not depend on the machine",
         "date": datetime.date.today().isoformat(),
-        "command": "PYTHONPATH=. python benchmarks/bench_handicaps.py",
+        "command": f"PYTHONPATH=. python benchmarks/bench_handicaps.py{arguments}",
         "note": NOTE,
         "columns": COLUMNS,
         "decimals": [None, 2, 2, 2, None, None, 2, 2, 2],
@@ -94,11 +96,11 @@ def table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def store_baselines(names: Sequence[str]) -> None:
     """Compute the baselines of the handicaps of these names (none: of all), and store them."""
     known = stored_baselines() if BASELINES.exists() else {}
-    for handicap in HANDICAPS:
+    for handicap in ALL:
         if not names or handicap.name in names:
             known[handicap.name] = row = make_baseline(handicap)
             print(row, flush=True)
-            rows = [known[h.name] for h in HANDICAPS if h.name in known]
+            rows = [known[h.name] for h in ALL if h.name in known]
             text = msgspec.json.format(msgspec.json.encode(rows), indent=1)
             BASELINES.write_bytes(text + b"\n")
 
@@ -108,13 +110,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--untuned", action="store_true", help="the eight of no tuning")
     parser.add_argument("--baselines", action="store_true", help="compute and store the baselines")
     given = parser.parse_args()
     if given.baselines:
         store_baselines(given.names)
         return
     outcomes: list[Outcome] = []
-    for handicap in HANDICAPS:
+    for handicap in UNTUNED if given.untuned else ALL if given.names else HANDICAPS:
         if given.names and handicap.name not in given.names:
             continue
         began_s = time.process_time()
@@ -130,7 +133,10 @@ def main() -> None:
             flush=True,
         )
         if given.output is not None:
-            given.output.write_text(json.dumps(table(outcomes), indent=1) + "\n", encoding="utf-8")
+            given.output.write_text(
+                json.dumps(table(outcomes, " --untuned" * given.untuned), indent=1) + "\n",
+                encoding="utf-8",
+            )
     print(summary(outcomes))
 
 

@@ -11,13 +11,13 @@ import os
 import pytest
 
 from ridgeline.errors import UserError
-from tests.handicaps.handicaps import HANDICAPS, Handicap, Truth
+from tests.handicaps.handicaps import HANDICAPS, UNTUNED, Handicap, Truth
 from tests.handicaps.suite import baseline_of, describe, judge, search, stored_baselines, summary
 
 SEARCHED = ("vllm prefix", "vllm memory", "sglang prefix")
 
 
-@pytest.mark.parametrize("handicap", HANDICAPS, ids=lambda handicap: handicap.name)
+@pytest.mark.parametrize("handicap", (*HANDICAPS, *UNTUNED), ids=lambda handicap: handicap.name)
 def test_every_fault_is_planted_and_a_rung_or_the_defaults_mend_it(handicap: Handicap) -> None:
     truth = Truth(handicap)
     servers = truth.servers
@@ -37,7 +37,7 @@ def test_every_fault_is_planted_and_a_rung_or_the_defaults_mend_it(handicap: Han
 @pytest.mark.slow
 def test_stored_baselines_are_of_these_handicaps_and_predictions() -> None:
     rows = stored_baselines()
-    described = {h.name: describe(h) for h in HANDICAPS}
+    described = {h.name: describe(h) for h in (*HANDICAPS, *UNTUNED)}
     assert rows and all(described[name] == row.description for name, row in rows.items())
     assert all(0 < row.start < row.best_known for row in rows.values())
     for handicap in HANDICAPS[::4]:  # compute all again where `predict` and so the twins change
