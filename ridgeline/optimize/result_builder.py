@@ -20,6 +20,7 @@ from ridgeline.diagnose import (
     step_facts,
     time_shares,
     verdict,
+    verdict_of_point,
 )
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import UserError
@@ -52,7 +53,7 @@ from ridgeline.optimize.result import (
 from ridgeline.optimize.server_settings import changed_settings
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
 from ridgeline.report.numbers import rounded
-from ridgeline.roofline import RooflinePoint
+from ridgeline.roofline import Peaks, RooflinePoint
 from ridgeline.stats import Interval
 
 
@@ -304,21 +305,32 @@ def summarise_configuration(
     settings = configuration.settings
     figures = pool_runs(runs, job.slo, job.objective)
     facts = collect_facts(configuration.deployment.info, runs, settings, environment, job.slo)
+    points = roofline_points_of(label, runs, settings, environment)
     return ConfigurationSummary(
         label=label,
         settings=changed_settings(settings),
         measured=figures,
         cost=cost_of(job.price, figures.good_output_tok_s, figures.good_input_tok_s),
         samples=latency_samples(runs_within_slo(runs)),
-        points=roofline_points_of(label, runs, settings, environment),
-        finding=_finding(facts),
+        points=points,
+        finding=_finding(facts, points, environment.peaks_of(settings)),
         advice=advise(facts),
     )
 
 
-def _finding(facts: dict[str, Value]) -> Finding:
-    """What bounds the run, leaving out idle time, which the search itself chose by its load."""
-    return verdict({name: value for name, value in facts.items() if name != "idle_share"})
+def _finding(
+    facts: dict[str, Value], points: Sequence[RooflinePoint], peaks: Peaks | None
+) -> Finding:
+    """What bounds the run, leaving out idle time, which the search itself chose by its load.
+
+    Of a server that reports nothing about its steps: the side of the roofline on which the phase
+    that took most time is, by the steps that clients saw.
+    """
+    found = verdict({name: value for name, value in facts.items() if name != "idle_share"})
+    if found.bound != "unknown" or peaks is None or not points:
+        return found
+    seen = verdict_of_point(max(points, key=lambda point: point.time_s), peaks)
+    return msgspec.structs.replace(seen, sentence=f"As clients saw its steps: {seen.sentence}")
 
 
 # ---- the whole ---------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from ridgeline.optimize.output.config_file import ridgeline_toml
 from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.report.page import report
 from ridgeline.optimize.result import LadderResult
+from ridgeline.optimize.result_builder import _finding
 from ridgeline.optimize.search import optimize
+from ridgeline.roofline import Peaks, Phase, RooflinePoint
 from ridgeline.stats import Interval
 from tests.optimize.simulated_servers import NAIVE, Fake, Physics, Quirks, SimulatedDeployment
 from tests.optimize.test_search import job, only, search_ladder, trial_of
@@ -108,3 +110,29 @@ async def test_file_holds_the_baseline_if_nothing_was_kept() -> None:
     result = await search_from(fake, MINE)
     document = tomllib.loads(ridgeline_toml(result))
     assert document["engine"] == MINE
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bound"), [((0.1, 9.0), "bandwidth"), ((9.0, 0.1), "compute"), ((), "unknown")]
+)
+def test_bound_of_a_server_that_reports_no_steps_is_that_of_its_longest_phase(
+    seconds: tuple[float, ...], bound: str
+) -> None:
+    peaks = Peaks(flops_s=100e12, bytes_s=1e12)
+    phases: tuple[tuple[Phase, float], ...] = (("prefill", 500.0), ("decode", 2.0))
+    points = [
+        RooflinePoint(
+            name="b",
+            phase=phase,
+            intensity=intensity,
+            achieved_flops_s=0.8 * peaks.attainable_flops_s(intensity),
+            achieved_bytes_s=1.0,
+            roof_flops_s=peaks.attainable_flops_s(intensity),
+            time_s=time_s,
+            num_steps=1,
+        )
+        for (phase, intensity), time_s in zip(phases, seconds, strict=False)
+    ]
+    found = _finding({"mbu_share": 0.0}, points, peaks)
+    assert found.bound == bound
+    assert found.sentence.startswith("As clients saw" if seconds else "The bound is unknown")

@@ -137,6 +137,11 @@ class ServerCosts:
         line = self.line(settings)
         return 1 if line is None else line.dp
 
+    def devices_per_replica(self, settings: Settings) -> int:
+        """Over how many devices each replica's layers are divided."""
+        line = self.line(settings)
+        return 1 if line is None else line.tp
+
     def flag_effect(self, settings: Settings, measured: Settings) -> StepSeconds | None:
         """The factor that the server's own flags put on the step times of `measured`, by the model
         of the device; None where they are equal or the device is not in the catalogue.

@@ -106,7 +106,9 @@ def server_environment(
         open=starter.open,
         simulator=_ServerSimulator(simulated, costs),
         price_of=costs.price,
-        peaks_of=lambda chosen: _peaks_seen_from_outside(costs.peaks(chosen)),
+        peaks_of=lambda chosen: _peaks_seen_from_outside(
+            costs.peaks(chosen), costs.devices_per_replica(chosen)
+        ),
         facts={**facts, **recipe.facts, **recipe.device_facts(has_gpu=bool(machine.gpus))},
         heldout=_heldout(tokenizer, recipe),
         served=_served_texts(recipe),
@@ -204,12 +206,19 @@ def _user_evaluation(recipe: ServerRecipe) -> UserEvaluation | None:
     return UserEvaluation(run=run, margin=recipe.eval_margin)
 
 
-def _peaks_seen_from_outside(peaks: Peaks) -> Peaks:
-    """The peaks, with a note on what the points under them are."""
+def _peaks_seen_from_outside(peaks: Peaks, num_devices: int) -> Peaks:
+    """The peaks of all devices of a replica, with a note on what the points under them are."""
     note = (
         "steps as clients saw them, host and network included; weights as MODEL's files store them"
     )
-    return msgspec.structs.replace(peaks, source=f"{peaks.source}; {note}")
+    devices = "" if num_devices == 1 else f"{num_devices} devices, each "
+    return msgspec.structs.replace(
+        peaks,
+        flops_s=num_devices * peaks.flops_s,
+        bytes_s=num_devices * peaks.bytes_s,
+        flops_s_by_dtype={name: num_devices * f for name, f in peaks.flops_s_by_dtype.items()},
+        source=f"{devices}{peaks.source}; {note}",
+    )
 
 
 class _ServerSimulator:
