@@ -64,6 +64,13 @@ async def connect(origin: Origin, protocol: asyncio.Protocol) -> asyncio.Transpo
         raise HttpConnectionError(
             f"ConnectTimeout: no connection within {CONNECT_TIMEOUT_S:g} s"
         ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise HttpConnectionError(
+            f"the certificate is not trusted: {error.verify_message}; SSL_CERT_FILE=FILE trusts "
+            "that of a private authority"
+        ) from None
+    except ssl.SSLError as error:
+        raise HttpConnectionError(f"TLS failed: {error.reason or error}") from None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise HttpConnectionError(f"ConnectError: {why}") from None
