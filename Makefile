@@ -96,9 +96,9 @@ test-image:
 	scripts/check_image.sh build/image $(IMAGE_FLAGS)
 
 # A whole search over HTTP, of a twin in a process of its own (four minutes, on a machine that does little else), the twenty
-# handicaps (four minutes), and every playbook.
+# handicaps (four minutes), every playbook, and `watch` on a running twin (a minute).
 test-loop: install
-	RIDGELINE_LOOP=1 $(BIN)/python -m pytest -q tests/optimize/test_search_over_http.py tests/handicaps/test_handicaps.py
+	RIDGELINE_LOOP=1 $(BIN)/python -m pytest -q tests/optimize/test_search_over_http.py tests/optimize/test_watch.py tests/handicaps/test_handicaps.py
 
 # Stock clients (openai, anthropic, LangChain, LiteLLM, openai-agents, Java) against a live server. They have an
 # environment apart from ours: some pin other versions of what the server needs.

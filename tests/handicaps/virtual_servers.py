@@ -29,6 +29,7 @@ from ridgeline.engine.scheduler import (
 )
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.measure.client.load_client import OnFinish
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.optimize.environment import Deployment, Environment, Load, Simulator, arrival_times_s
 from ridgeline.optimize.external.server_deployment import server_info
 from ridgeline.optimize.external.server_rungs import with_server_rungs
@@ -179,6 +180,7 @@ class VirtualServers:
             facts={
                 "shared_prompt_share": traffic.shared / traffic.prompt,
                 "device": "cuda",
+                "model_experts": load_planning_spec(self.model).layers[-1].mlp.num_experts,
                 **self.recipe.facts,
             },
             heldout=tuple(

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -320,3 +327,52 @@ def test_cron_job_runs_a_command_that_parses(capsys: pytest.CaptureFixture[str])
         == (container["args"])
     )
     assert "--duration" in cronjob(WatchOptions(url="http://h", tuned=Path("x")))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("RIDGELINE_LOOP" not in os.environ, reason="a minute: make test-loop")
+async def test_watch_of_a_running_twin_says_drift_and_ranks_every_rung(tmp_path: Path) -> None:
+    """A process each for the server, its traffic (longer than tuned for), and the watch."""
+    folder = await tuned_folder(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url, ridgeline = f"http://127.0.0.1:{port}", [sys.executable, "-m", "ridgeline"]
+    twin = [*ridgeline, "twin", "--device", "h100-sxm", "--speed", "20", "vllm", "serve", MODEL]
+    load = [*ridgeline, "bench", "--url", url, "--workload", "synthetic:input=1536,output=48"]
+    load += ["--request-rate", "12", "--num-prompts", "240"]
+    watching = [*ridgeline, "watch", "--url", url, "--tuned", str(folder), "--gpus", "2"]
+    watching += ["--duration", "10s", "--interval", "2s"]
+    server = subprocess.Popen(
+        [*twin, "--max-num-seqs", "4", "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    traffic = None
+    try:
+        wait_until_ready(url, server)
+        traffic = subprocess.Popen(load, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(watching, capture_output=True, text=True, timeout=240)
+    finally:
+        for process in (traffic, server):
+            if process is not None:
+                process.terminate()
+                process.wait(20)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"prompt tokens +512\D+15\d\d +drifted", done.stdout), done.stdout
+    assert "you would gain ~" in done.stdout and "--max-num-seqs" in done.stdout
+    assert "Prove it with:" in done.stdout
+
+
+def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+    """Until the server answers; fails where it ends before."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        assert server.poll() is None, "the twin ended"
+        try:
+            urllib.request.urlopen(f"{url}/metrics", timeout=5).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError("the twin did not start")
