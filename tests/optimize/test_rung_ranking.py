@@ -171,8 +171,12 @@ def test_limit_counts_simulated_runs_and_not_seconds() -> None:
     limit = WorkLimit(predictor, 8)
     assert not limit.why_over
     predictor.forecast(slots(1), candidate(2), 10.0)
-    assert predictor.num_runs == len(simulator.runs) >= 8
+    assert predictor.work.num_runs == len(simulator.runs) >= 8
+    assert predictor.work.num_tokens > 0
     assert limit.why_over == "a ranking ends after 8 simulated runs"
+    few = WorkLimit(predictor, 100, 50)
+    predictor.forecast(slots(1), candidate(4), 10.0)
+    assert few.why_over == "a ranking ends after 50 simulated tokens"
     limit.extend(4.0)
     assert not limit.why_over
     budget = cast("Any", SimpleNamespace(spent_s=30.0))

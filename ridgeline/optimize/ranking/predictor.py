@@ -49,6 +49,13 @@ class KneeBracket(NamedTuple):
     failed: float
 
 
+class SimulatedWork(NamedTuple):
+    """Runs, and the output tokens in them, on which their time depends."""
+
+    num_runs: int
+    num_tokens: int
+
+
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate with its prediction, or with the `problem` for which it cannot run."""
 
@@ -94,12 +101,12 @@ class Predictor:
         self._known: dict[Settings, float | str] = {}
         self._brackets: dict[Settings, KneeBracket] = {}
         self._searched: set[tuple[Settings, float]] = set()
-        self._num_runs = 0
+        self._num_runs = self._num_tokens = 0
 
     @property
-    def num_runs(self) -> int:
-        """Simulated runs so far: the work of predicting, which no other program slows down."""
-        return self._num_runs
+    def work(self) -> SimulatedWork:
+        """What was simulated so far: other than time, no other program adds to it."""
+        return SimulatedWork(self._num_runs, self._num_tokens)
 
     def learn_steps(self, settings: Settings, steps: Sequence[StepStat]) -> None:
         """Refit the simulator and drop everything simulated before."""
@@ -260,8 +267,10 @@ class Predictor:
 
     def _probe(self, settings: Settings, rate: float) -> JudgedRun:
         load = self._make_load(rate)
+        trace = self._simulator.run(settings, load)
         self._num_runs += 1
-        return judge_run(self._simulator.run(settings, load), load, self._slo, self._objective)
+        self._num_tokens += sum(request.output_tokens for request in trace.requests)
+        return judge_run(trace, load, self._slo, self._objective)
 
 
 def _price(rung: Rung) -> str:

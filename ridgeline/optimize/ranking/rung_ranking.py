@@ -28,6 +28,7 @@ from ridgeline.optimize.time_budget import TimeBudget
 
 RUNS_PER_RANKING = 120  # simulated runs before the rest keep their last prediction
 RUNS_WITHOUT_TRIALS = 400  # of a ranking that is the result: it has to reach every rung
+TOKENS_WITHOUT_TRIALS = 4e6  # output tokens of that ranking: about two minutes of a core
 MAX_SHARE = 0.1  # share of the budget that a ranking may take on a slow machine
 CLEAR_LOSS = 0.9  # a rung predicted to lose as much is simulated again for another incumbent only
 JOINT_SHARE = 0.5  # additional runs for joint candidates, as a share of the ranking's
@@ -37,12 +38,12 @@ Tried = Set[tuple[Settings, str | None]]
 
 
 class WorkLimit:
-    """Ends a ranking after `num_runs` simulated runs, or when its time is over, if it has a limit
-    of time."""
+    """Ends a ranking after so many simulated runs or output tokens, or when its time is over, if it
+    has a limit of time."""
 
-    def __init__(self, predictor: Predictor, num_runs: int) -> None:
-        self._predictor, self._num_runs = predictor, num_runs
-        self._stop_at = predictor.num_runs + num_runs
+    def __init__(self, predictor: Predictor, num_runs: int, num_tokens: float = math.inf) -> None:
+        self._predictor, self._begun = predictor, predictor.work
+        self._num_runs, self._num_tokens = float(num_runs), num_tokens
         self._stop_s = math.inf
         self._budget: TimeBudget | None = None
 
@@ -51,14 +52,18 @@ class WorkLimit:
         self._stop_s, self._budget = budget.spent_s + seconds, budget
 
     def extend(self, share: float) -> None:
-        """Allow this share of the runs in addition."""
-        self._stop_at += round(share * self._num_runs)
+        """Allow this share of the work in addition."""
+        self._num_runs *= 1 + share
+        self._num_tokens *= 1 + share
 
     @property
     def why_over(self) -> str:
         """Why nothing more is simulated; "" while something may be."""
-        if self._predictor.num_runs >= self._stop_at:
-            return f"a ranking ends after {self._num_runs} simulated runs"
+        work = self._predictor.work
+        if work.num_runs - self._begun.num_runs >= self._num_runs:
+            return f"a ranking ends after {self._num_runs:,.0f} simulated runs"
+        if work.num_tokens - self._begun.num_tokens >= self._num_tokens:
+            return f"a ranking ends after {self._num_tokens:,.0f} simulated tokens"
         if self._budget is not None and self._budget.spent_s >= self._stop_s:
             return "the budget left no time to simulate it"
         return ""
@@ -120,7 +125,7 @@ class Ranking:
 
     def rank_without_trials(self, incumbent: RunningConfiguration) -> list[Forecast]:
         """The same where no trial follows, however long it takes: the ranking is the result."""
-        limit = WorkLimit(self._predictor, RUNS_WITHOUT_TRIALS)
+        limit = WorkLimit(self._predictor, RUNS_WITHOUT_TRIALS, TOKENS_WITHOUT_TRIALS)
         return self._rank(incumbent, frozenset(), (), limit, math.inf)
 
     def _rank(

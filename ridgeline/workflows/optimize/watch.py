@@ -33,7 +33,11 @@ from ridgeline.optimize.external.server_flags import server_flags_for
 from ridgeline.optimize.external.server_rungs import with_server_rungs
 from ridgeline.optimize.ladder import Ladder, candidates_of, load_default_ladder, unmet_need
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
-from ridgeline.optimize.ranking.rung_ranking import RUNS_WITHOUT_TRIALS, WorkLimit
+from ridgeline.optimize.ranking.rung_ranking import (
+    RUNS_WITHOUT_TRIALS,
+    TOKENS_WITHOUT_TRIALS,
+    WorkLimit,
+)
 from ridgeline.optimize.result import GainPrediction, LadderResult
 from ridgeline.optimize.search_state import STATE_FILE, SavedSearch
 from ridgeline.records import Slo
@@ -291,9 +295,9 @@ def _forecasts(
     ladder: Ladder, environment: Environment, predictor: Predictor, start: Settings, rate: float
 ) -> tuple[list[Forecast], list[str]]:
     """The best variant of every rung that is predicted to gain, largest first, and the titles of
-    rungs that were not reached within the limit of simulated runs."""
+    rungs that were not reached within the limit of simulated work."""
     facts = {**environment.facts, **msgspec.structs.asdict(start)}
-    limit = WorkLimit(predictor, RUNS_WITHOUT_TRIALS)
+    limit = WorkLimit(predictor, RUNS_WITHOUT_TRIALS, TOKENS_WITHOUT_TRIALS)
     best, not_ranked = [], []
     for rung in ladder.rungs:
         if unmet_need(rung, facts) is not None:

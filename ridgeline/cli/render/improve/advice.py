@@ -74,7 +74,7 @@ def print_watch(console: Console, report: WatchReport) -> None:
     if report.unranked:
         line(f"  {report.unranked}")
     if report.not_ranked:
-        line(f"  not ranked, for want of simulated runs: {', '.join(report.not_ranked)}", "dim")
+        line(f"  not ranked, at the limit of simulated work: {', '.join(report.not_ranked)}", "dim")
     line("\nProve it with:", "bold")
     print_command(console, report.prove)
 
