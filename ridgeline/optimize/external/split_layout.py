@@ -1,6 +1,6 @@
 """What a candidate command says about a layout with prefill and decode apart.
 
-Servers are told their part by a flag: vLLM by the `kv_role` in `--kv-transfer-config`, SGLang and
+A flag gives each server its part: vLLM by the `kv_role` in `--kv-transfer-config`, SGLang and
 Ridgeline by `--disaggregation-mode`. The command, or the script that it runs, is read for them; a
 role that stands for both (vLLM's `kv_both`) tells nothing.
 """

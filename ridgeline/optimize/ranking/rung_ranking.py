@@ -38,8 +38,8 @@ Tried = Set[tuple[Settings, str | None]]
 
 
 class WorkLimit:
-    """Ends a ranking after so many simulated runs or output tokens, or when its time is over, if it
-    has a limit of time."""
+    """Ends a ranking after a number of simulated runs or output tokens, or when its time is over, if
+    it has a limit of time."""
 
     def __init__(self, predictor: Predictor, num_runs: int, num_tokens: float = math.inf) -> None:
         self._predictor, self._begun = predictor, predictor.work
@@ -48,7 +48,7 @@ class WorkLimit:
         self._budget: TimeBudget | None = None
 
     def end_in(self, seconds: float, budget: TimeBudget) -> None:
-        """End after so many seconds of the budget as well."""
+        """End after this time of the budget as well."""
         self._stop_s, self._budget = budget.spent_s + seconds, budget
 
     def extend(self, share: float) -> None:

@@ -86,7 +86,7 @@ class ServerCosts:
         return None if command is None else self._splits(command)
 
     def transfer_s(self, num_tokens: int) -> float:
-        """Seconds in which keys and values of so many tokens travel between two servers."""
+        """Seconds in which the keys and values of a prompt travel between two servers."""
         device, line = self._device(), self.line(self._start)
         rate = LINK_BYTES_S if device is None else find_accelerator(device).network_bytes_s
         devices = 1 if line is None else line.tp

@@ -23,7 +23,7 @@ from ridgeline.plan.step_time.simulated import LinearSteps
 from ridgeline.records import RequestTrace, RunTrace
 from ridgeline.workflows.optimize.calibrated_step_times import Shapes, StepSeconds
 
-PREFIX_BLOCK = 64  # tokens: prefixes are told apart in steps of this length
+PREFIX_BLOCK = 64  # tokens: prefixes differ in steps of this length
 MAX_ID = (1 << 40) - 1
 
 
