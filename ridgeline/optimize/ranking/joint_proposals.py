@@ -24,7 +24,6 @@ from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.result import Trial
 
 SYNERGY = 1.25
-TRIALS_PER_GAIN = 2.0  # that a budget has to afford, for each gaining rung to be tried alone
 
 Possible = Sequence[tuple[Rung, Sequence[RungCandidate]]]
 
@@ -67,8 +66,8 @@ class JointProposals:
             if JOINT_LOSSY not in failed or dimension.rung.honesty == "exact"
         ]
         num_gains = sum(forecast.predicted_gain > 1 + MIN_GAIN for forecast in visible.values())
-        # A change that is kept leaves the others to be tried again, and new ones begin to gain.
-        is_scarce = num_affordable < TRIALS_PER_GAIN * num_gains + 1
+        # A change that is kept leaves the others to be tried again, so one more trial is needed.
+        is_scarce = num_affordable < num_gains + 1
         if len(dimensions) < 2 or not visible or JOINT in failed:
             return []
         near = self._predictor.bracket_of(incumbent.settings)

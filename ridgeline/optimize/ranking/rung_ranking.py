@@ -33,7 +33,6 @@ MAX_SHARE = 0.1  # share of the budget that a ranking may take on a slow machine
 CLEAR_LOSS = 0.9  # a rung predicted to lose as much is simulated again for another incumbent only
 JOINT_SHARE = 0.5  # additional runs for joint candidates, as a share of the ranking's
 SCARCE_TRIALS = 3.0  # with fewer left, several changes are tried together first
-LOSSY_PRICE = 1.2  # gain of a lossy change over an exact one for which it is tried first
 Tried = Set[tuple[Settings, str | None]]
 
 
@@ -155,14 +154,14 @@ class Ranking:
         )
         is_scarce = num_affordable < SCARCE_TRIALS
 
-        def key(forecast: Forecast) -> tuple[int, bool, int, float]:
+        def key(forecast: Forecast) -> tuple[int, bool, int, bool, float]:
             """How certain the gain is; joint changes, if few trials are left; the playbook's
-            order; the size of the gain, less what risking quality has to pay for."""
+            order; exact changes, which risk no quality; the size of the gain."""
             certainty, gain = self._predictor.rank_key(forecast)
             rung = forecast.candidate.rung
-            worth = gain if rung.honesty == "exact" else gain / LOSSY_PRICE
+            is_exact = rung.honesty == "exact"
             place = -place_of(rung.id, self._ladder.first)
-            return certainty, is_scarce and forecast in joint, place, worth
+            return certainty, is_scarce and forecast in joint, place, is_exact, gain
 
         return sorted([*promising, *joint], key=key, reverse=True)
 
