@@ -37,8 +37,7 @@ Tried = Set[tuple[Settings, str | None]]
 
 
 class WorkLimit:
-    """Ends a ranking after a number of simulated runs or output tokens, or when its time is over, if
-    it has a limit of time."""
+    """Ends a ranking after a number of simulated runs or output tokens, or after a time."""
 
     def __init__(self, predictor: Predictor, num_runs: int, num_tokens: float = math.inf) -> None:
         self._predictor, self._begun = predictor, predictor.work
