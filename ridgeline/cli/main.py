@@ -1,17 +1,20 @@
 """The entry point of `ridgeline`: errors become messages and exit codes here.
 
 0 success · 1 failure · 2 an error that the user can correct (one line: what is wrong, the value,
-the limit, the fix) · 3 inconclusive (compare) · 130 interrupted. `--debug`, before or after the
-command, shows the traceback.
+the limit, the fix) · 3 inconclusive (compare) · 130 interrupted · 143 terminated. `--debug`, before
+or after the command, shows the traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from ridgeline.errors import Inconclusive, RidgelineError, UserError
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     import click
 
 SUCCESS, FAILURE, USER_ERROR, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
+TERMINATED = 128 + signal.SIGTERM
 _PATH_ERRORS = {
     errno.ENOENT,
     errno.EACCES,
@@ -41,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     debug = is_debug(args)
     try:
-        code = _run(args)
+        with _terminable():
+            code = _run(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -50,9 +55,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             return SUCCESS  # rich ends the program so, and has discarded the output
-        if debug and not isinstance(error, KeyboardInterrupt):
+        if debug and isinstance(error, Exception):
             raise
         return _report(error)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the program as an exception does: what a command started is stopped.
+
+    Servers replace the handler by their own, which drains.
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL or not _is_main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise SystemExit(TERMINATED)
 
 
 def is_debug(args: Sequence[str]) -> bool:
@@ -132,6 +161,9 @@ def _report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         _print_error("interrupted")
         return INTERRUPTED
+    if isinstance(error, SystemExit):
+        _print_error("terminated")
+        return TERMINATED
     if isinstance(error, UserError):
         _print_error(str(error))
         return UNDECIDED if isinstance(error, Inconclusive) else USER_ERROR

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -63,6 +64,26 @@ def test_errors_become_lines(
     out, err = capsys.readouterr()
     assert said in err and "Traceback" not in err and out == ""
     assert len(err.splitlines()) <= 1
+
+
+def test_sigterm_ends_a_command_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed: list[bool] = []
+
+    def run() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(cli, "app", click.Command("run", params=[debug_option()], callback=run))
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
+    assert main([]) == 143
+    monkeypatch.undo()
+    signal.signal(signal.SIGTERM, before)
+    assert closed and capsys.readouterr().err == "ridgeline: terminated\n"
 
 
 @pytest.mark.parametrize("args", [["--debug"], []])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 import sys
+import time
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +22,13 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.monitors.server_metrics import parse_page
 from ridgeline.measure.workload import parse_workload
-from ridgeline.optimize.drivers.server_process import ActiveServer, ServerCommand, ServerProcess
+from ridgeline.optimize.drivers.server_process import (
+    ActiveServer,
+    ServerCommand,
+    ServerProcess,
+    answers,
+    models_url,
+)
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.optimize.external.inferred_steps import infer_steps
 from ridgeline.optimize.external.server_deployment import (
@@ -179,6 +187,35 @@ def test_a_server_that_dies_shows_the_end_of_its_log(script: str, tmp_path: Path
     with pytest.raises(CannotRun, match="no such weights"):
         server.start()
     assert not server.is_up
+
+
+KILLED = """
+import signal, sys
+from pathlib import Path
+from ridgeline.optimize.drivers import server_process
+server_process.END_S = 0.0
+command = server_process.ServerCommand(url="http://127.0.0.1:{port}", command=sys.argv[1])
+driver = server_process.ProcessDriver(command, Path(sys.argv[2])).__enter__()
+servers = [driver.configure([], Path(sys.argv[2], f"{i}.log")) for i in range(2)]
+for server in servers:
+    server.start()
+print(*(server.url for server in servers), flush=True)
+signal.pause()
+"""
+
+
+def test_servers_end_if_the_search_is_killed(script: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", KILLED, script, str(tmp_path)]
+    search = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert search.stdout is not None
+    urls = search.stdout.readline().split()
+    assert len(urls) == 2 and all(answers(models_url(url)) for url in urls)
+    search.kill()
+    search.communicate()
+    stop_s = time.monotonic() + 20
+    while time.monotonic() < stop_s and any(answers(models_url(url)) for url in urls):
+        time.sleep(0.05)
+    assert not any(answers(models_url(url)) for url in urls)
 
 
 def test_a_program_that_does_not_exist(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ class KubernetesCopyDriver:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        stop = f"kill -TERM -- -{self._forward.pid}"
+        stop = f"kill -s TERM -- -{self._forward.pid}"
         self._script.write([stop, *(shell_line(command) for command in self.plan_restore())])
 
     def _delete(self) -> None:

@@ -300,7 +300,7 @@ class ProcessDriver:
             return
         groups = " ".join(f"-{number}" for number in self._running)
         self._script.write(
-            [f"kill -TERM -- {groups}", f"sleep {END_S:.0f}", f"kill -KILL -- {groups}"]
+            [f"kill -s TERM -- {groups}", f"sleep {END_S:.0f}", f"kill -s KILL -- {groups}"]
         )
 
 
