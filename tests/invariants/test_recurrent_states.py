@@ -20,7 +20,7 @@ from ridgeline.config.settings import Settings, Speculative
 from ridgeline.engine.attention.states import STATE_VERSIONS, StateCache
 from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.model.delta_rule import chunked, recurrent
+from ridgeline.engine.model.delta_rule import chunked, recurrent, recurrent_into
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -106,7 +106,7 @@ def test_forked_choices_compute_the_prompt_themselves(
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 150])
-def test_both_forms_of_the_delta_rule_agree(length: int) -> None:
+def test_all_forms_of_the_delta_rule_agree(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -118,10 +118,16 @@ def test_both_forms_of_the_delta_rule_agree(length: int) -> None:
     g, beta = -normal(3, length).abs(), torch.sigmoid(normal(3, length))
     found, last = chunked(q, k, v, g, beta, state)
     one, outputs = state.unsqueeze(0), []
+    before, after = state.clone(), torch.empty_like(state)
     for t in range(length):
-        step = (x[:, t].unsqueeze(0) for x in (q, k, v, g, beta))
+        step = [x[:, t].unsqueeze(0) for x in (q, k, v, g, beta)]
         out, one = recurrent(*step, one)
         outputs.append(out[0])
+        after = before if t % 3 == 2 else after  # one state may be both
+        into = recurrent_into(before, after, *(x[0] for x in step[:3]), g[:, t].exp(), beta[:, t])
+        assert torch.allclose(into, out[0], atol=1e-10)
+        assert torch.allclose(after, one[0], atol=1e-10)
+        before, after = after, torch.empty_like(state)
     assert torch.allclose(found, torch.stack(outputs, 1), atol=1e-10)
     assert torch.allclose(last, one[0], atol=1e-10)
 

@@ -14,7 +14,7 @@ Shape legend: S slots, W width of the convolution, T its size, H heads, K key si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,13 +34,15 @@ STATE_VERSIONS = 2
 class RunStates:
     """Runs of equal length: their rows, and where their states are read and written.
 
-    `new` are the places of runs that begin with zeros.
+    `new` are the places of runs that begin with zeros; `places` the same as (slot, version to read,
+    version to write, whether it begins with zeros).
     """
 
     rows: Tensor
     read: tuple[Tensor, Tensor]
     write: tuple[Tensor, Tensor]
     new: Tensor
+    places: tuple[tuple[int, int, int, bool], ...]
 
 
 class LayerStates:
@@ -51,18 +53,36 @@ class LayerStates:
         self.conv = torch.zeros((*slots, delta.conv_width, delta.conv_size - 1), device=device)
         self.memory = torch.zeros((*slots, delta.num_value_heads, *memory), device=device)
 
-    def read(self, runs: RunStates) -> tuple[Tensor, Tensor]:
-        """(conv_SWT, memory_SHKV) of the runs, before their tokens."""
-        conv, memory = self.conv[runs.read], self.memory[runs.read]
-        if len(runs.new):
-            conv[runs.new] = 0.0
-            memory[runs.new] = 0.0
-        return conv, memory
+    def read_conv(self, runs: RunStates) -> Tensor:
+        """conv_SWT of the runs, before their tokens."""
+        return _begun(self.conv[runs.read], runs)
 
-    def write(self, runs: RunStates, conv_SWT: Tensor, memory_SHKV: Tensor) -> None:
-        """Store the states after the runs' tokens."""
+    def read_memory(self, runs: RunStates) -> Tensor:
+        """memory_SHKV of the runs, before their tokens."""
+        return _begun(self.memory[runs.read], runs)
+
+    def write_conv(self, runs: RunStates, conv_SWT: Tensor) -> None:
+        """Store the last inputs of the convolution after the runs' tokens."""
         self.conv[runs.write] = conv_SWT
+
+    def write_memory(self, runs: RunStates, memory_SHKV: Tensor) -> None:
+        """Store the matrices after the runs' tokens."""
         self.memory[runs.write] = memory_SHKV
+
+    def memories(self, runs: RunStates) -> Iterator[tuple[Tensor, Tensor]]:
+        """Views of each run's matrices: to be read, and to be written.
+
+        They are one view where a run begins with zeros.
+        """
+        for slot, read, write, is_new in runs.places:
+            before_HKV = self.memory[read, slot]
+            yield before_HKV.zero_() if is_new else before_HKV, self.memory[write, slot]
+
+
+def _begun(states: Tensor, runs: RunStates) -> Tensor:
+    if len(runs.new):
+        states[runs.new] = 0.0
+    return states
 
 
 @dataclass(frozen=True)
@@ -135,7 +155,13 @@ class StateCache:
         _, slots, reads, writes, are_new = (
             torch.tensor(column, device=self.device) for column in zip(*places, strict=True)
         )
-        return RunStates(rows, (reads, slots), (writes, slots), are_new.nonzero().flatten())
+        return RunStates(
+            rows,
+            (reads, slots),
+            (writes, slots),
+            are_new.nonzero().flatten(),
+            tuple(place[1:] for place in places),
+        )
 
 
 class StatefulAttention:

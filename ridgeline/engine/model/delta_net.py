@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.attention.states import RunStates, StateAttend
-from ridgeline.engine.model.delta_rule import chunked, recurrent
+from ridgeline.engine.attention.states import LayerStates, RunStates, StateAttend
+from ridgeline.engine.model.delta_rule import chunked, recurrent, recurrent_into
 from ridgeline.engine.model.layers import AttentionLayer
 from ridgeline.engine.quant.base import Linear
 from ridgeline.modelspec.model import AttentionSpec, DeltaSpec
@@ -96,17 +96,17 @@ class GatedDeltaNet:
         out_THV = torch.empty_like(z_TX).unflatten(-1, (-1, delta.value_dim))
         of_layer = states.of(layer)
         if (runs := states.decodes) is not None:
-            rows, (conv, memory) = runs.rows, of_layer.read(runs)
+            rows, conv = runs.rows, of_layer.read_conv(runs)
             window_SWT = torch.cat((conv, mixed_TW[rows].unsqueeze(-1)), dim=-1)
-            convolved_SW = F.silu((window_SWT * weights.conv_WT).sum(dim=-1))
-            q, k, v = self._heads(convolved_SW)
-            out_THV[rows], memory = recurrent(q, k, v, g_TH[rows], beta_TH[rows], memory)
-            of_layer.write(runs, window_SWT[..., 1:], memory)
+            of_layer.write_conv(runs, window_SWT[..., 1:])
+            heads = self._heads(F.silu((window_SWT * weights.conv_WT).sum(dim=-1)))
+            out_THV[rows] = _step(of_layer, runs, heads, g_TH[rows], beta_TH[rows])
         for runs in states.prompts:
-            conv, memory = of_layer.read(runs)
-            out, conv, memory = self._prompt(mixed_TW, g_TH, beta_TH, runs, (conv[0], memory[0]))
+            state = of_layer.read_conv(runs)[0], of_layer.read_memory(runs)[0]
+            out, conv, memory = self._prompt(mixed_TW, g_TH, beta_TH, runs, state)
             out_THV[runs.rows] = out
-            of_layer.write(runs, conv.unsqueeze(0), memory.unsqueeze(0))
+            of_layer.write_conv(runs, conv.unsqueeze(0))
+            of_layer.write_memory(runs, memory.unsqueeze(0))
         normed_THV = F.rms_norm(out_THV, (delta.value_dim,), weights.gain_V, self.eps)
         gated_TX = normed_THV.flatten(1) * F.silu(z_TX)
         return self.o(gated_TX.to(x_TC.dtype))
@@ -143,3 +143,29 @@ class GatedDeltaNet:
         else:
             q, k = q.repeat_interleave(times, dim=-2), k.repeat_interleave(times, dim=-2)
         return q * delta.key_dim**-0.5, k, v.unflatten(-1, (-1, delta.value_dim))
+
+
+def _step(
+    states: LayerStates,
+    runs: RunStates,
+    heads: tuple[Tensor, Tensor, Tensor],
+    g_SH: Tensor,
+    beta_SH: Tensor,
+) -> Tensor:
+    """One token of each run: its output; the states after it are stored.
+
+    On a CPU one run at a time, so that a run's numbers do not depend on the others and no state is
+    copied.
+    """
+    q_SHK, k_SHK, v_SHV = heads
+    if states.memory.device.type != "cpu":
+        memory_SHKV = states.read_memory(runs)
+        out_SHV, memory_SHKV = recurrent(q_SHK, k_SHK, v_SHV, g_SH, beta_SH, memory_SHKV)
+        states.write_memory(runs, memory_SHKV)
+        return out_SHV
+    decay_SH, out_SHV = g_SH.exp(), torch.empty_like(v_SHV)
+    for i, (before, after) in enumerate(states.memories(runs)):
+        out_SHV[i] = recurrent_into(
+            before, after, q_SHK[i], k_SHK[i], v_SHV[i], decay_SH[i], beta_SH[i]
+        )
+    return out_SHV

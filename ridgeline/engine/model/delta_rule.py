@@ -10,7 +10,12 @@ Paper. Gated Delta Networks (Yang et al. 2024, arXiv:2412.06464); the chunked fo
 DeltaNet paper (Yang et al. 2024, arXiv:2406.06484): within a chunk, the corrections form a
 unitriangular system that is solved once, so that most of the work is matrix products.
 
-Invariant. Both forms give the same numbers up to rounding, from any state.
+On a CPU a step is limited by reading and writing the memory: `recurrent_into` reads it once and
+writes it once, without temporaries of its size, one sequence at a time; its sums are rearranged:
+
+    p = exp(g) [k; q] S     c = beta (v - p_k)     S ← exp(g) S + k cᵀ     o = p_q + (q·k) c
+
+Invariant. All forms give the same numbers up to rounding, from any state.
 
 When it loses. A chunk of one token costs more than a step of `recurrent`.
 
@@ -35,6 +40,27 @@ def recurrent(
     change_SHV = (v_SHV - predicted_SHV) * beta_SH.unsqueeze(-1)
     state_SHKV = state_SHKV + k_SHK.unsqueeze(-1) * change_SHV.unsqueeze(-2)
     return (state_SHKV * q_SHK.unsqueeze(-1)).sum(dim=-2), state_SHKV
+
+
+def recurrent_into(
+    from_HKV: Tensor,
+    into_HKV: Tensor,
+    q_HK: Tensor,
+    k_HK: Tensor,
+    v_HV: Tensor,
+    decay_H: Tensor,
+    beta_H: Tensor,
+) -> Tensor:
+    """One token of one sequence: its output o_HV; the state after it is written to `into_HKV`.
+
+    `decay_H` is exp(g). The two states may be one.
+    """
+    decay_H11 = decay_H[:, None, None]
+    read_H2V = torch.bmm(torch.stack((k_HK, q_HK), dim=1), from_HKV) * decay_H11
+    change_HV = (v_HV - read_H2V[:, 0]) * beta_H.unsqueeze(-1)
+    torch.mul(from_HKV, decay_H11, out=into_HKV)
+    into_HKV.addcmul_(k_HK.unsqueeze(-1), change_HV.unsqueeze(1))
+    return read_H2V[:, 1] + (q_HK * k_HK).sum(dim=-1, keepdim=True) * change_HV
 
 
 def chunked(
