@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 
+import msgspec
 import pytest
 import torch
 
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.engine import CPU_PIECE_TOKENS, Engine
 from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.records import Sampling
 
@@ -33,6 +34,23 @@ def test_pieces_have_the_states_of_the_whole_text(engine: Engine) -> None:
     for pooling in ("last", "mean"):
         vector = torch.tensor(engine.embed(TEXT, pooling).result(10))
         assert torch.allclose(vector, expected[pooling].float(), atol=1e-6)
+
+
+def test_pieces_on_a_cpu_are_short(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They delay streams by their length, and larger ones are no faster."""
+    sizes: list[int] = []
+    real = engine._runner.state_pieces
+
+    def state_pieces(tokens, size):  # type: ignore[no-untyped-def]
+        sizes.append(size)
+        return real(tokens, size)
+
+    monkeypatch.setattr(engine._runner, "state_pieces", state_pieces)
+    for budget in (64, 2048):
+        resolved = msgspec.structs.replace(engine.resolved, max_num_batched_tokens=budget)
+        monkeypatch.setattr(engine, "resolved", resolved)
+        engine.embed(TEXT, "mean").result(10)
+    assert sizes == [64, CPU_PIECE_TOKENS]
 
 
 def test_steps_run_between_the_pieces_of_a_text(
