@@ -203,6 +203,9 @@ def test_speculation_is_translated_and_its_assumption_reported() -> None:
     assert any("no depth by itself" in note for note in command.notes)
     line = number_format.settings_line({"speculative_config": {"method": "ngram"}})
     assert shlex.split(line) == ["--speculative-config", '{"method": "ngram"}']
+    for flags in ((("--no-eager", ""), ("--seed", "3")), {"--no-eager": "", "--seed": "3"}):
+        line = number_format.settings_line({"max_num_seqs": 8, "server_flags": flags})
+        assert line == "--max-num-seqs 8 --no-eager --seed 3"
 
 
 def test_made_weights_are_named_by_their_original_for_vllm() -> None:

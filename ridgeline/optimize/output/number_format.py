@@ -11,6 +11,7 @@ from ridgeline.optimize.cost import TokenCost
 from ridgeline.optimize.quality import QualityVerdict
 from ridgeline.optimize.quality.text_comparison import AGREEMENT, KL_MEAN, PERPLEXITY
 from ridgeline.optimize.result import ConfigurationFigures, Exactness, Trial
+from ridgeline.optimize.server_settings import FLAGS
 from ridgeline.report.numbers import rounded
 from ridgeline.stats import Interval
 
@@ -88,7 +89,10 @@ def settings_line(changes: dict[str, Any]) -> str:
     return " ".join(_flag(name, value) for name, value in changes.items())
 
 
-def _flag(name: str, value: object) -> str:
+def _flag(name: str, value: Any) -> str:
+    if name == FLAGS:  # of the server itself, as pairs or as a table
+        pairs = value.items() if isinstance(value, dict) else value
+        return " ".join(shlex.join(word for word in pair if word) for pair in pairs)
     flag = name.replace("_", "-")
     if value is True:
         return f"--{flag}"
