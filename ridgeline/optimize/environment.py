@@ -114,7 +114,7 @@ class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Commands printed at the end of a result; {model} and {workload} are substituted."""
 
     serve: str = "ridgeline serve --config ridgeline.toml"
-    optimize: str = "ridgeline optimize {model} --workload {workload}"
+    optimize: str = "ridgeline optimize --config ridgeline.toml --workload {workload}"
     bench: str = "ridgeline bench --config ridgeline.toml --workload {workload}"
 
 
