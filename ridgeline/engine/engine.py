@@ -322,8 +322,8 @@ class Engine:
 
         Runs on the engine thread without the KV cache. Between two steps, at most as many tokens
         are computed as a step may have, on a CPU 128, of one text; accounts take turns. A text
-        counts in the queue limits until it begins. Raises BadInput for an invalid token id, EngineFull or
-        EngineUnavailable.
+        counts in the queue limits until it begins. Raises BadInput for an invalid token id,
+        EngineFull or EngineUnavailable.
         """
         check_tokens(tokens, self.resolved.spec.vocab_size)
         piece_tokens = self.resolved.max_num_batched_tokens
