@@ -19,9 +19,10 @@ from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY
-from ridgeline.modelspec.checkpoints.planning import config_planning_spec
+from ridgeline.modelspec.checkpoints.planning import config_planning_spec, load_planning_spec
 from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups
 from ridgeline.modelspec.cost.ranks import RankTable, rank_table
+from ridgeline.modelspec.families.shapes import planning_row, shape_table
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
 from ridgeline.modelspec.what_if import KvComparison, compare_kv
@@ -69,15 +70,21 @@ def inspect_model(
 
     `against`: the original of a quantised model, to measure the error of its weights. `what_if`:
     edits of its attention (`modelspec.what_if`), to compare the KV caches. `layout`: sizes of a
-    parallel layout (`modelspec.cost.ranks`), to show its ranks. Of a repository of the Hugging Face
-    Hub that is not downloaded, only config.json is read: nothing is checked then. Raises BadModel,
+    parallel layout (`modelspec.cost.ranks`), to show its ranks. Of a published shape, and of a
+    repository of the Hugging Face Hub that is not downloaded, only the fields of config.json are
+    read: nothing is checked then. Raises BadModel,
     also for a tokenizer that is larger than the model's vocabulary, BadInput for an original of a
     model that is not quantised, CannotRun for a layout that does not suit the model, and
     DownloadFailed.
     """
+    if against is None and planning_row(model) and not Path(model).exists():
+        note = "a published shape, without weights"
+        note += f"; dummy:{model} has random ones" if model in shape_table() else ""
+        return _inspect_config(load_planning_spec(model), note, what_if, layout)
     folder = config_folder(model) if against is None else None
     if folder is not None:
-        return _inspect_config(folder, model, what_if, layout)
+        note = f"only config.json was read; ridgeline pull {model} downloads the rest"
+        return _inspect_config(config_planning_spec(folder, model), note, what_if, layout)
     spec = load_spec(model)
     return ModelInspection(
         model=spec.name,
@@ -92,16 +99,15 @@ def inspect_model(
 
 
 def _inspect_config(
-    folder: Path, model: str, what_if: str | None, layout: str | None
+    spec: ModelSpec, note: str, what_if: str | None, layout: str | None
 ) -> ModelInspection:
     """What config.json alone says."""
-    spec = config_planning_spec(folder, model)
     return ModelInspection(
         model=spec.name,
         rows=tuple(inspect_table(spec)),
         layers=tuple(layer_groups(spec)),
         tokenizer="not read",
-        note=f"only config.json was read; ridgeline pull {model} downloads the rest",
+        note=note,
         default_sampling=SamplingDefaults(),
         self_check=(),
         what_if=None if what_if is None else compare_kv(spec, what_if),

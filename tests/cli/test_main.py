@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -102,6 +103,20 @@ def ridgeline(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3.5-27b", "gemma-4-26b-a4b", "kimi-k3"])
+def test_inspect_knows_published_models_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those that the engine does not run; a local directory of the name comes first."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", name]) == 0
+    out = capsys.readouterr().out.replace("\n", " ")
+    assert "a published shape, without weights" in out
+    assert (f"dummy:{name} has random ones" in out) == (name != "kimi-k3")
+    (tmp_path / name).mkdir()
+    assert main(["inspect", name]) == 2
+
+
 @pytest.mark.parametrize("order", [["--debug", "inspect", "x"], ["inspect", "x", "--debug"]])
 def test_debug_may_precede_or_follow_the_command(order: list[str]) -> None:
     done = ridgeline(*order)

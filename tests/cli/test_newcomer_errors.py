@@ -23,7 +23,7 @@ from tests.diagnose.mock_thread import mock_server
         (["servee", "demo"], "did you mean serve?"),
         (["bench", "http://127.0.0.1:9"], "write --url http://127.0.0.1:9"),
         (["bench", "--url", "http://127.0.0.1:9"], "Connection refused"),
-        (["inspect", "llama-3.1-8b"], "dummy:llama-3.1-8b is this shape"),
+        (["serve", "llama-3.1-8b"], "dummy:llama-3.1-8b is this shape"),
         (["serve", "dummy:nope"], "predict --list-models"),
         (["cost", "llama-3.1-8b"], "predict --list-models"),
         (["diagnose", "--run", "missing.jsonl"], "no such result file; got 'missing.jsonl'"),
