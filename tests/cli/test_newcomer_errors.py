@@ -24,6 +24,7 @@ from tests.diagnose.mock_thread import mock_server
         (["bench", "http://127.0.0.1:9"], "write --url http://127.0.0.1:9"),
         (["bench", "--url", "http://127.0.0.1:9"], "Connection refused"),
         (["serve", "llama-3.1-8b"], "dummy:llama-3.1-8b is this shape"),
+        (["serve", "qwen3.5-27b"], "inspect, plan and predict know this shape"),
         (["serve", "dummy:nope"], "predict --list-models"),
         (["cost", "llama-3.1-8b"], "predict --list-models"),
         (["diagnose", "--run", "missing.jsonl"], "no such result file; got 'missing.jsonl'"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from ridgeline.errors import BadModel
 from ridgeline.hub.cache import find_cached
 from ridgeline.hub.names import parse_remote
-from ridgeline.modelspec.families.shapes import known_shapes
+from ridgeline.modelspec.families.shapes import known_shapes, shape_table
 
 BUILT_IN = ("demo", "demo-draft")
 _DUMMY = "dummy:"
@@ -85,10 +85,11 @@ def model_path(name: str) -> Path:
 def _missing_fix(name: str) -> str:
     if name in BUILT_IN:
         return "this installation lacks its built-in models; install Ridgeline again"
-    if name.lower() in known_shapes():
-        return (
-            f"dummy:{name.lower()} is this shape with random weights; for the model itself, {_FIX}"
-        )
+    shape = name.lower()
+    if shape in shape_table():
+        return f"dummy:{shape} is this shape with random weights; for the model itself, {_FIX}"
+    if shape in known_shapes():
+        return f"inspect, plan and predict know this shape without weights; for others, {_FIX}"
     return _FIX
 
 
