@@ -48,6 +48,7 @@ from ridgeline.report.numbers import rounded
 CHECK_S = 1.5  # target duration of the continuations
 MIN_TOKENS, MAX_TOKENS = 8, 32
 GATE_SHARE = 0.08  # largest share of the budget for one candidate's panel
+RECALL_SHARE = 0.16  # the same where it asks for facts: a pass takes 64 long contexts
 
 Outputs = list[tuple[int, ...]]
 
@@ -159,7 +160,7 @@ class CandidateChecks:
             return
         if panel is not None:
             self._runner.report("reading held-out text until its quality is decided")
-            self.read_on(panel)
+            self.read_on(panel, evidence.forecast.candidate.rung)
             evidence.quality = panel.conclude(await self.find_divergence(incumbent, candidate))
         evaluation = self._environment.evaluation
         if evaluation is None or (evidence.quality and evidence.quality.verdict == "fail"):
@@ -267,11 +268,12 @@ class CandidateChecks:
             self._served.texts(1)
         return self._served
 
-    def read_on(self, panel: SequentialPanel) -> None:
+    def read_on(self, panel: SequentialPanel, rung: Rung) -> None:
         """Continue the panel until it is decided, within its share of the budget."""
         budget = self._runner.budget
         spare_s = budget.left_s - budget.closing_cost_s
-        panel.run(min(GATE_SHARE * budget.total_s, spare_s))
+        share = RECALL_SHARE if "recall" in rung.gate else GATE_SHARE
+        panel.run(min(share * budget.total_s, spare_s))
 
     async def find_divergence(self, incumbent: Deployment, candidate: Deployment) -> Divergence:
         """Where the greedy outputs for the check prompts diverge."""
