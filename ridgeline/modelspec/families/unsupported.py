@@ -54,18 +54,31 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
 )
 """model_type → why the engine cannot run it."""
 
-_STATE_SPACE = "some layers are state-space models (Mamba)"
-_ENCODER = "it is an encoder: it embeds texts and does not generate"
-REFUSED: Mapping[str, str] = MappingProxyType(
+_REASONS: Mapping[str, str] = MappingProxyType(
     {
         "gemma4_unified": "it generates images and sound as well as text",
-        **dict.fromkeys(
-            ("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2"),
-            _STATE_SPACE,
+        "bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 zamba zamba2": (
+            "some layers are state-space models (Mamba)"
         ),
-        **dict.fromkeys(("bert", "modernbert", "roberta", "xlm-roberta"), _ENCODER),
-        **dict.fromkeys(("t5", "whisper"), "it has an encoder and cross-attention"),
+        "recurrent_gemma rwkv xlstm": "layers are recurrences that the engine does not have",
+        "inkling_text inkling2_text lfm2 lfm2_moe lfm3": "some layers are short convolutions",
+        "deepseek_v4 hy_v4 qwen4_exp": (
+            "layers carry several hidden states and mix them (hyper-connections)"
+        ),
+        "ministral3": "queries that rotate are scaled by their position",
+        "diffllama": "attention is the difference of two",
+        "longcat_flash": "experts may be the identity, and a block has two attentions",
+        "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt phi starcoder2": (
+            "norms have a bias, and MLPs have no gate"
+        ),
+        "bert modernbert roberta xlm-roberta": (
+            "it is an encoder: it embeds texts and does not generate"
+        ),
+        "bart marian mbart pegasus t5 whisper": "it has an encoder and cross-attention",
     }
+)
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {name: why for names, why in _REASONS.items() for name in names.split()}
 )
 """model_type → why neither the engine nor planning knows it."""
 
