@@ -11,9 +11,14 @@ from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 from ridgeline.optimize.external.server_rungs import server_rungs
 from ridgeline.optimize.ladder import unmet_need
-from ridgeline.workflows.optimize.restartable_server import model_of_server, server_recipe
+from ridgeline.workflows.optimize.restartable_server import (
+    model_of_server,
+    probe_for,
+    server_recipe,
+)
 from ridgeline.workflows.optimize.server_costs import ServerCosts
 from ridgeline.workflows.optimize.server_driver import RestartableServer
+from tests.hardware.test_hardware_doctor import MACHINE
 
 TWIN = "ridgeline twin --device l4 vllm serve llama-3.1-8b --port {port} {flags}"
 
@@ -136,3 +141,12 @@ def test_rungs_of_gpus_are_left_out_only_where_the_server_runs_on_this_cpu() -> 
     }
     assert {"vllm-memory-share", "vllm-attention-backend"} <= left_out
     assert not left_out & {"vllm-graphs", "vllm-block-size"}
+
+
+def test_this_machine_is_probed_only_where_the_server_may_run_on_it() -> None:
+    said: list[object] = []
+    twin = server_recipe(server_of(TWIN), Path())
+    assert probe_for(twin, said.append, lambda: pytest.fail("probed")) is None
+    plain = server_recipe(server_of("vllm serve m --port {port} {flags}"), Path())
+    assert probe_for(plain, said.append, lambda: MACHINE) is MACHINE
+    assert len(said) == 1

@@ -29,11 +29,11 @@ from ridgeline.optimize.external.server_flags import server_flags_for
 from ridgeline.optimize.ranking.predictor import Forecast
 from ridgeline.optimize.result import ConfigurationSummary, GainPrediction, NotTried
 from ridgeline.optimize.search import RankedRungs, rank_rungs
-from ridgeline.records.progress import Message, Observer, silent
+from ridgeline.records.progress import Observer, silent
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.optimize.optimize import prepare_search, with_model_of_server
-from ridgeline.workflows.optimize.restartable_server import ServerRecipe
+from ridgeline.workflows.optimize.restartable_server import ServerRecipe, probe_for
 from ridgeline.workflows.optimize.server_driver import RestartableServer, read_server
 from ridgeline.workflows.run_async import run_async
 
@@ -110,10 +110,10 @@ def advise(
         settings = with_model_of_server(settings, options, recipe)
         job, ladder = prepare_search(settings, options, recipe)
         load_planning_spec(settings.model)
-        observer(Message(text="probing this machine (a probe is kept for a day)"))
         workload = parse_workload(job.workload)
-        machine = probe()
-        device = recipe.assumed_device(has_gpu=bool(machine.gpus))
+        machine = probe_for(recipe, observer, probe)
+        has_gpu = machine is not None and bool(machine.gpus)
+        device = recipe.assumed_device(has_gpu=has_gpu)
         environment = server_environment(job.settings, workload, machine, recipe, Path(folder))
         environment = msgspec.structs.replace(
             environment, start_description="measuring the server as it runs"

@@ -15,7 +15,6 @@ import msgspec
 from ridgeline.config.improve import OptimizeOptions
 from ridgeline.config.settings import Settings, with_default_performance
 from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
-from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -52,8 +51,10 @@ from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.models.fetch_models import fetch_models
 from ridgeline.workflows.optimize.restartable_server import (
+    PROBING,
     ServerRecipe,
     model_of_server,
+    probe_for,
     server_recipe,
 )
 from ridgeline.workflows.optimize.server_driver import RestartableServer
@@ -131,13 +132,7 @@ def optimize(
             load_spec(settings.model)  # an unknown name must not cost the probe
         else:
             load_planning_spec(settings.model)
-        observer(Message(text="probing this machine (a probe is kept for a day)"))
-        machine = probe()
-        if recipe is not None:
-            assumed = recipe.assumed_device(has_gpu=bool(machine.gpus))
-            if assumed:
-                observer(Message(text=assumed))
-        environment = _environment(job, workload, machine, calibration, recipe, logs)
+        environment = _environment(job, workload, calibration, recipe, logs, observer)
         left_s = job.budget_s - (time.perf_counter() - started_s)
         job = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
         clock = time.perf_counter
@@ -291,16 +286,22 @@ def _calibration(options: OptimizeOptions, recipe: ServerRecipe | None) -> Calib
 def _environment(
     job: OptimizeJob,
     workload: Workload,
-    machine: Machine,
     calibration: Calibration | None,
     recipe: ServerRecipe | None,
     logs: Path,
+    observer: Observer,
 ) -> Environment:
     """Imports torch, after the probe has had the cores for itself."""
     if recipe is not None:
+        server_machine = probe_for(recipe, observer, probe)
+        has_gpu = server_machine is not None and bool(server_machine.gpus)
+        if assumed := recipe.assumed_device(has_gpu=has_gpu):
+            observer(Message(text=assumed))
         from ridgeline.workflows.optimize.server_environment import server_environment
 
-        return server_environment(job.settings, workload, machine, recipe, logs)
+        return server_environment(job.settings, workload, server_machine, recipe, logs)
+    observer(Message(text=PROBING))
+    machine = probe()
     from ridgeline.workflows.optimize.calibrated_step_times import CalibratedStepTimes
     from ridgeline.workflows.optimize.engine_environment import engine_environment
 

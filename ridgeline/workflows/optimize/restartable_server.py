@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path, PurePath
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.http_target import base_url
 from ridgeline.measure.monitors.process_usage import is_local
 from ridgeline.modelspec.checkpoints.locate import is_built_in
@@ -32,6 +34,7 @@ from ridgeline.optimize.external.server_rungs import (
 )
 from ridgeline.optimize.ladder import Rung
 from ridgeline.optimize.server_settings import FLAGS, ServerSettings, merge_flags
+from ridgeline.records.progress import Message, Observer
 from ridgeline.twin.config import parse_devices
 from ridgeline.twin.servers.command_line import find_command, server_kinds
 from ridgeline.workflows.optimize.server_driver import RestartableServer, open_driver
@@ -39,7 +42,18 @@ from ridgeline.workflows.optimize.server_driver import RestartableServer, open_d
 WITHOUT_GRAPHS = ("--enforce-eager", "--disable-cuda-graph", "--disable-cuda-graphs")
 CPU_SERVERS = ("llama-server", "ridgeline")
 WITHOUT_OVERLAP = ("--no-async-scheduling", "--disable-overlap-schedule")
+PROBING = "probing this machine (a probe is kept for a day)"
 SPECULATES = ("--speculative-config", "--speculative-algorithm", "--spec-type", "--speculate")
+
+
+def probe_for(
+    recipe: ServerRecipe, observer: Observer, probe: Callable[[], Machine]
+) -> Machine | None:
+    """This machine, probed where the server may run on it; None for one whose device is known."""
+    if recipe.device is not None:
+        return None
+    observer(Message(text=PROBING))
+    return probe()
 
 
 def restartable_server(given: TargetServerOptions) -> RestartableServer | None:

@@ -84,10 +84,15 @@ TEXT_CHARS, MAX_TEXTS, MAX_QUESTIONS = 600, 512, 2048
 
 
 def server_environment(
-    settings: Settings, workload: Workload, machine: Machine, recipe: ServerRecipe, logs: Path
+    settings: Settings,
+    workload: Workload,
+    machine: Machine | None,
+    recipe: ServerRecipe,
+    logs: Path,
 ) -> Environment:
     """Everything that the search needs for one model on one server.
 
+    `machine` is this one, as probed; None where the server's device is known and is another.
     `logs`: folder for the output of the server's processes.
     """
     tokenizer = _tokenizer(settings.model, recipe)
@@ -95,7 +100,9 @@ def server_environment(
     start = settings
     costs = ServerCosts(machine, recipe, start)
     sample = sample_requests(tokenized, costs.max_model_len)
-    facts = {**machine_facts(machine), **costs.facts(), **workload_facts(sample)}
+    here = {} if machine is None else machine_facts(machine)
+    has_gpu = machine is not None and bool(machine.gpus)
+    facts = {**here, **costs.facts(), **workload_facts(sample)}
     vocab_size = costs.spec.vocab_size
     prompts = ServerPrompts(tokenized, workload, _vocabulary(tokenizer))
     starter = _ServerStarter(recipe, start, prompts, logs, vocab_size)
@@ -109,7 +116,7 @@ def server_environment(
         peaks_of=lambda chosen: _peaks_seen_from_outside(
             costs.peaks(chosen), costs.devices_per_replica(chosen)
         ),
-        facts={**facts, **recipe.facts, **recipe.device_facts(has_gpu=bool(machine.gpus))},
+        facts={**facts, **recipe.facts, **recipe.device_facts(has_gpu=has_gpu)},
         heldout=_heldout(tokenizer, recipe),
         served=_served_texts(recipe),
         long_contexts=_long_contexts(tokenizer, recipe, sample, costs.max_model_len),

@@ -46,7 +46,7 @@ from ridgeline.records.traffic import TrafficProfile
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.live_traffic import read_traffic, sample_live_traffic
-from ridgeline.workflows.optimize.restartable_server import ServerRecipe
+from ridgeline.workflows.optimize.restartable_server import ServerRecipe, probe_for
 
 WORTH_TELLING = 1.05  # predicted gain from which a change is named
 MAX_CHANGES = 5
@@ -136,7 +136,7 @@ def watch(
     if any(check.drifted for check in checks):
         with stage(observer, "predicting every change on this traffic"):
             try:
-                ranked = _rank(tuned, options, workload)
+                ranked = _rank(tuned, options, workload, observer)
                 unranked = "" if ranked.changes else "no change is predicted to gain"
             except UserError as error:
                 unranked = str(error)
@@ -230,7 +230,9 @@ class _RankedChanges(msgspec.Struct, frozen=True, kw_only=True):
     not_ranked: tuple[str, ...] = ()
 
 
-def _rank(tuned: TunedFolder, options: WatchOptions, workload: str) -> _RankedChanges:
+def _rank(
+    tuned: TunedFolder, options: WatchOptions, workload: str, observer: Observer
+) -> _RankedChanges:
     """Predict the present configuration and every rung on this workload."""
     if tuned.saved is None:
         raise CannotRun(
@@ -243,8 +245,9 @@ def _rank(tuned: TunedFolder, options: WatchOptions, workload: str) -> _RankedCh
     with TemporaryDirectory(prefix="ridgeline-watch-") as folder:
         from ridgeline.workflows.optimize.server_environment import server_environment
 
+        machine = probe_for(recipe, observer, probe)
         environment = server_environment(
-            start, parse_workload(workload), probe(), recipe, Path(folder)
+            start, parse_workload(workload), machine, recipe, Path(folder)
         )
     _learn(environment, tuned, start)
     ladder = with_server_rungs(load_default_ladder(), recipe.flags, options.gpus)
