@@ -30,7 +30,7 @@ def server_of(command: str) -> RestartableServer:
 def costs_of(command: str, model: str) -> tuple[ServerCosts, Settings]:
     recipe = server_recipe(server_of(command), Path())
     start = recipe.start_settings(Settings(model=model))
-    return ServerCosts(machine=None, recipe=recipe, start=start), start  # type: ignore[arg-type]  # unused for twins
+    return ServerCosts(machine=None, recipe=recipe, start=start), start
 
 
 @pytest.mark.parametrize(
