@@ -146,9 +146,13 @@ PLANTS: list[tuple[Plant, str]] = [
 ]
 
 
+FIRST_SEEDS = {dead_renderer_is_used: 60, hanging_renderer_is_left_behind: 60}
+"""Bugs that only rare faults show, from where on they do, which saves the seeds before."""
+
+
 @pytest.mark.parametrize(("plant", "message"), PLANTS, ids=[p.__name__ for p, _ in PLANTS])
 def test_planted_bug_is_found(plant: Plant, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(Violation, match=message):
-        for seed in range(150):
+        for seed in range(FIRST_SEEDS.get(plant, 0), 150):
             simulate(seed)
