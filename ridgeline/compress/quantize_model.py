@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from msgspec.structs import replace
 
 from ridgeline.compress.calibration import read_text, tokens_of, windows
@@ -46,6 +47,7 @@ HOLDERS = {
     "fp8-block": "fp8",
 }
 """Numbers → the `--format` that holds them."""
+_ROWS = 4096  # of the head that are compared at once
 LAYERS = ("layers.*.attention.*", "layers.*.mlp.*")
 
 
@@ -128,6 +130,8 @@ def quantize_model(
         write.refuse(spec, recipe, tables)
         write.check_source(model_path(model), spec)
         _refuse_broken(spec, source)
+        if tables.head is BF16 and (recipe.rotate or spec.stored_dtype != "bfloat16"):
+            _refuse_inexact_head(spec, source, rotated=recipe.rotate)
         if mixed is not None:
             pieces = windows(model, text, recipe, spec.vocab_size)
             widths = choose_widths(spec, source, recipe, pieces, mixed, on_progress)
@@ -176,6 +180,19 @@ def _refuse_broken(spec: ModelSpec, source: WeightSource) -> None:
     for part in parts(spec):
         if part.layer is None or len(part.shape) == 1:
             check_finite(part, source.get(part))
+
+
+def _refuse_inexact_head(spec: ModelSpec, source: WeightSource, *, rotated: bool) -> None:
+    """Raise CannotRun for an LM head that bfloat16 would round, before the layers are computed."""
+    key = "embed" if spec.tied_embeddings else "lm_head"
+    head_VC = source.get(Part(key, (spec.vocab_size, spec.hidden_size)))
+    for rows in torch.split(head_VC, _ROWS):
+        if not torch.equal(rows.to(torch.bfloat16).to(rows.dtype), rows):
+            raise CannotRun(
+                "--lm-head-bits 16 would round the LM head",
+                value="rotated weights" if rotated else spec.stored_dtype,
+                fix="leave it out: the head then stays as it is stored",
+            )
 
 
 def _tables(spec: ModelSpec, bits: TableBits, recipe: QuantizeRecipe) -> TableFormats:

@@ -12,7 +12,7 @@ from ridgeline.cli.main import main
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
-from ridgeline.errors import BadInput, UserError
+from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.rewrite import with_dtype
@@ -90,6 +90,13 @@ def test_what_cannot_be_calibrated_is_rounded_and_the_reason_is_printed(
     assert choose_recipe(model, asked)[0].method == "gptq"  # what was asked for is not replaced
     with pytest.raises(UserError):
         quantize(model, tmp_path / "asked", asked)
+
+
+def test_head_that_16_bits_would_round_is_refused_before_any_layer(tmp_path: Path) -> None:
+    model = tiny("llama", tmp_path / "m")  # float32
+    with pytest.raises(CannotRun, match="would round the LM head"):
+        quantize(model, tmp_path / "q", QuantizeOptions(method="rtn", lm_head_bits=16))
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
 def test_calibration_that_was_asked_for_is_not_dropped(tmp_path: Path) -> None:
