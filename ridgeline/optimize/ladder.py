@@ -268,7 +268,7 @@ def _is_relative(change: object) -> bool:
 
 def _label(rung: Rung, variant: dict[str, Any], changes: dict[str, Any]) -> str:
     shown = [
-        str(changes[name]) if name == MAKE else f"{name}={changes[name]}"
+        str(changes[name]) if name == MAKE else _assigned(name, changes[name])
         for name in variant
         if name in changes and name != FLAGS
     ]
@@ -280,3 +280,10 @@ def _label(rung: Rung, variant: dict[str, Any], changes: dict[str, Any]) -> str:
         shown.append(flag_text(variant.get(FLAGS, {}).items()))
     shown = [text for text in shown if text]
     return f"{rung.title} ({', '.join(shown)})" if shown else rung.title
+
+
+def _assigned(name: str, value: object) -> str:
+    """A setting and its value, of a table each of its keys."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={part}" for key, part in value.items())
+    return f"{name}={value}"
