@@ -17,7 +17,9 @@ from rich.console import Console
 from ridgeline.cli.commands.measure.key_presses import key_presses
 from ridgeline.cli.main import main
 from ridgeline.cli.render.measure.top import server_screen, server_table, sparkline
+from ridgeline.config.server import RouteOptions, ServerOptions
 from ridgeline.errors import BadInput
+from ridgeline.fleet.app import GatewayService, create_gateway_app
 from ridgeline.records.progress import Caution
 from ridgeline.workflows.serving import watch_server as watching
 from ridgeline.workflows.serving.server_figures import parse_metrics, quantile, server_figures
@@ -27,7 +29,7 @@ from ridgeline.workflows.serving.watch_server import (
     ServerView,
     watch_server,
 )
-from tests.serve.conftest import engine, served  # noqa: F401  # fixtures
+from tests.serve.conftest import engine, running, served  # noqa: F401  # fixtures
 
 
 @pytest.mark.slow
@@ -61,6 +63,15 @@ def test_server_without_metrics_is_an_error(
 ) -> None:
     assert main(["top", "--url", f"{served}/elsewhere", "--once"]) == 2
     assert "/metrics responds with HTTP 404" in capsys.readouterr().err
+
+
+def test_gateway_is_told_from_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ServerOptions()
+    service = GatewayService(options)
+    app = create_gateway_app(RouteOptions(backend=("http://127.0.0.1:9",)), service)
+    with running(app, options, service) as url:
+        assert main(["top", "--url", url, "--once"]) == 2
+    assert f"ridgeline fleet top --url {url}" in "".join(capsys.readouterr().err.split("\n"))
 
 
 def test_quantile_counts_observations_between_snapshots() -> None:

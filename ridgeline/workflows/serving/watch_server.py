@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import httpx
 import msgspec
 
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.measure.client.http_target import (
     authorization,
     base_url,
@@ -121,7 +121,11 @@ def _snapshot(client: httpx.Client) -> MetricsSnapshot:
         raise key_refused(url, reply.status_code, client.headers.get("authorization"))
     if reply.status_code != 200:
         raise no_server_error(url, f"/metrics responds with HTTP {reply.status_code}")
-    return parse_metrics(reply.text, time.monotonic())
+    snapshot = parse_metrics(reply.text, time.monotonic())
+    if "ridgeline_fleet_backends" in snapshot.values:
+        fix = f"ridgeline fleet top --url {url.rstrip('/')}"
+        raise BadInput("a gateway answers there, which has no engine", value=url, fix=fix)
+    return snapshot
 
 
 def _identity(client: httpx.Client) -> ServerView:
