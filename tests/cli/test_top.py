@@ -65,7 +65,7 @@ def test_server_without_metrics_is_an_error(
     assert "/metrics responds with HTTP 404" in capsys.readouterr().err
 
 
-def test_gateway_is_told_from_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gateway_gets_an_error_that_names_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     options = ServerOptions()
     service = GatewayService(options)
     app = create_gateway_app(RouteOptions(backend=("http://127.0.0.1:9",)), service)
