@@ -97,6 +97,12 @@ def test_host_of_a_request_is_that_of_its_target_or_header(
     assert exchange(served, request.encode()).split(b" ")[1] == b"%d" % status
 
 
+def test_probe_in_http_1_0_needs_no_host(served: str) -> None:
+    """As HAProxy's `option httpchk` sends it."""
+    received = exchange(served, b"GET /health HTTP/1.0\r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 200 "), received
+
+
 ORIGIN = "https://app.example"
 
 

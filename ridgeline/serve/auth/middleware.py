@@ -117,7 +117,9 @@ class AccessMiddleware:
         _check_header_size(scope)
         _check_host_header(scope, headers)
         host = headers.get(b"host", b"").decode("latin-1")
-        self._check_host(host)
+        # Load balancers probe in HTTP/1.0 without a Host; browsers, which can be lured, send one.
+        if b"host" in headers or self._policy.hosts:
+            self._check_host(host)
         if origin and origin not in self._policy.origins and _authority(origin) != host:
             raise ApiError(403, "pages of this Origin may not call this server")
         if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
