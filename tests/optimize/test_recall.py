@@ -12,6 +12,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.environment import LongContexts
 from ridgeline.optimize.ladder import Rung, load_default_ladder
+from ridgeline.optimize.output.number_format import quality_line
 from ridgeline.optimize.quality import QualityVerdict, SequentialPanel, load_quality_limits
 from ridgeline.optimize.quality.recall import (
     KINDS,
@@ -185,3 +186,10 @@ def test_engine_answers_through_its_cache() -> None:
     with Engine.open("demo", max_num_seqs=2, kv_eviction_config=policy) as engine:
         source = EngineContexts(engine)
         assert sum(recalls(source, needle) for needle in needles) < 3
+
+
+def test_verdict_without_perplexity_is_shown() -> None:
+    """Rungs judged by continuations, and servers that score no text, have no such check."""
+    line = quality_line(judged(Memory(), Memory(kept=0.5)))
+    assert line.startswith("fail: recall, needle -0.") and "recall, later" in line
+    assert "nothing" in quality_line(QualityVerdict(verdict="inconclusive", checks=()))

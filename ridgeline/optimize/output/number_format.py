@@ -8,7 +8,7 @@ from typing import Any
 
 from ridgeline.diagnose.conditions import seconds
 from ridgeline.optimize.cost import TokenCost
-from ridgeline.optimize.quality import QualityVerdict
+from ridgeline.optimize.quality import QualityVerdict, ThresholdCheck
 from ridgeline.optimize.quality.text_comparison import AGREEMENT, KL_MEAN, PERPLEXITY
 from ridgeline.optimize.result import ConfigurationFigures, Exactness, Trial
 from ridgeline.optimize.server_settings import FLAGS
@@ -69,12 +69,19 @@ def quality(trial: Trial) -> str:
 
 
 def quality_line(verdict: QualityVerdict) -> str:
-    perplexity = verdict.check(PERPLEXITY).measured.mid
-    agreement, kl = verdict.check(AGREEMENT).measured.mid, verdict.check(KL_MEAN).measured.mid
-    return (
-        f"{verdict.verdict}: perplexity {100 * (perplexity - 1):+.2f}%, KL {rounded(kl, 2)}, "
-        f"agreement {100 * agreement:.1f}%"
-    )
+    """What each check measured; which ones there are depends on the rung and the server."""
+    return f"{verdict.verdict}: {', '.join(map(_measured, verdict.checks)) or 'nothing was read'}"
+
+
+def _measured(check: ThresholdCheck) -> str:
+    value = check.measured.mid
+    if check.name == PERPLEXITY:
+        return f"perplexity {100 * (value - 1):+.2f}%"
+    if check.name == KL_MEAN:
+        return f"KL {rounded(value, 2)}"
+    if check.name == AGREEMENT:
+        return f"agreement {100 * value:.1f}%"
+    return f"{check.name} {rounded(value, 2)}"
 
 
 def exactness_line(exactness: Exactness) -> str:
