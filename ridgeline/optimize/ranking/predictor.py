@@ -39,6 +39,7 @@ limit is not reached."""
 SEARCH_STEP = 1.5
 STEP_GROWTH = 1.3  # of the exponent: a change that gains eightfold is found in four steps
 MAX_PROBES = 6
+BLOCK = 16  # prompt tokens that cost a simulation about as much as one output token
 FINE_STEP, MAX_BISECTIONS = 1.05, 5  # width at which a bracket is narrow enough
 
 
@@ -50,7 +51,7 @@ class KneeBracket(NamedTuple):
 
 
 class SimulatedWork(NamedTuple):
-    """Runs, and the output tokens in them, on which their time depends."""
+    """Runs, and the output tokens and prompt blocks in them, on which their time depends."""
 
     num_runs: int
     num_tokens: int
@@ -269,7 +270,9 @@ class Predictor:
         load = self._make_load(rate)
         trace = self._simulator.run(settings, load)
         self._num_runs += 1
-        self._num_tokens += sum(request.output_tokens for request in trace.requests)
+        self._num_tokens += sum(
+            request.output_tokens + request.prompt_tokens // BLOCK for request in trace.requests
+        )
         return judge_run(trace, load, self._slo, self._objective)
 
 
