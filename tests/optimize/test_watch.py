@@ -359,7 +359,7 @@ async def test_watch_of_a_running_twin_says_drift_and_ranks_every_rung(tmp_path:
                 process.terminate()
                 process.wait(20)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(r"prompt tokens +512\D+15\d\d +drifted", done.stdout), done.stdout
+    assert re.search(r"prompt tokens +512\D+1,5\d\d +drifted", done.stdout), done.stdout
     assert "you would gain ~" in done.stdout and "--max-num-seqs" in done.stdout
     assert "Prove it with:" in done.stdout
 
