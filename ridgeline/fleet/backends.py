@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Literal
@@ -28,7 +29,7 @@ from ridgeline.fleet.crashes.blame import Blame
 from ridgeline.fleet.crashes.verdicts import Verdicts
 from ridgeline.fleet.upstream import BackendAddress, BackendLost, Headers, UpstreamPool
 from ridgeline.routing.base import FleetLoad, Router
-from ridgeline.serve.generation.resume import INSTANCE_HEADER
+from ridgeline.serve.generation.resume import BATCH_HEADER, INSTANCE_HEADER
 
 log = logging.getLogger("ridgeline.fleet")
 
@@ -45,6 +46,24 @@ class _ModelCard(msgspec.Struct):
 
 class _ModelCards(msgspec.Struct):
     data: list[_ModelCard] = []
+
+
+class BatchDemand(msgspec.Struct, frozen=True):
+    """Servers that the open requests of a batch store need to end in time, as one of those that
+    work on it says."""
+
+    store: str = ""
+    servers: float = 0.0
+
+    @staticmethod
+    def parse(header: bytes | None) -> BatchDemand:
+        """From `STORE=SERVERS`; nothing for what is not one."""
+        store, _, text = (header or b"").decode("latin-1").partition("=")
+        try:
+            servers = float(text)
+        except ValueError:
+            return BatchDemand()
+        return BatchDemand(store, servers) if 0 <= servers < math.inf else BatchDemand()
 
 
 class Backend:
@@ -67,6 +86,7 @@ class Backend:
         self.state: BackendState = "starting"
         self.models: tuple[str, ...] = ()
         self.num_suspects = 0
+        self.batches = BatchDemand()
         self.asked_s: float | None = None
         self.is_removed = False
         self.probe_now = asyncio.Event()
@@ -336,10 +356,11 @@ class Backends:
 
     async def _is_ready(self, backend: Backend) -> bool:
         """The backend's answer. Raises BackendLost."""
-        status, _, instance = await self._ask(backend, b"/ready")
+        status, _, headers = await self._ask(backend, b"/ready")
         if status == 404:  # not Ridgeline
-            status, _, instance = await self._ask(backend, b"/health")
-        is_ready = status == 200
+            status, _, headers = await self._ask(backend, b"/health")
+        is_ready, instance = status == 200, headers.get(INSTANCE_HEADER.encode())
+        backend.batches = BatchDemand.parse(headers.get(BATCH_HEADER.encode()))
         if (is_ready or instance is not None) and not backend.is_removed:
             now_s = asyncio.get_running_loop().time()
             self.verdicts.note_instance(backend.id, instance, now_s)
@@ -360,11 +381,11 @@ class Backends:
         status, body, _ = await self._ask(backend, path)
         return body if status == 200 else None
 
-    async def _ask(self, backend: Backend, path: bytes) -> tuple[int, bytes, bytes | None]:
-        """Status and body of a page, and the id of the process that answered, if it tells."""
+    async def _ask(self, backend: Backend, path: bytes) -> tuple[int, bytes, dict[bytes, bytes]]:
+        """Status, body and headers of a page."""
         connection = await backend.probes.exchange(b"GET", path, self._headers)
         try:
-            instance = dict(connection.headers).get(INSTANCE_HEADER.encode())
-            return connection.status, await connection.read_all(_MAX_PROBE_BYTES), instance
+            headers = dict(connection.headers)
+            return connection.status, await connection.read_all(_MAX_PROBE_BYTES), headers
         finally:
             backend.probes.release(connection)

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.fleet.backends import Backends
-from ridgeline.fleet.page.view import BackendView, FleetView
+from ridgeline.fleet.page.view import BackendView, FleetView, batch_demand
 from ridgeline.fleet.parking import Parking
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals
 
@@ -126,6 +126,8 @@ class _BackendCollector(Collector):
                     queued_tokens=load.queued_tokens[backend.id],
                     prefill_tok_s=load.prefill_rate(backend.id),
                     oldest_s=now_s - since_s.get(backend.id, now_s),
+                    batch_store=backend.batches.store,
+                    batch_servers=backend.batches.servers,
                 )
                 for backend in shown
             ),
@@ -145,6 +147,9 @@ class _BackendCollector(Collector):
             in_flight=sum(backends.load.in_flight) + self._parking.num_parked,
             num_replicas=sum(backend.is_available for backend in backends.all),
             queue_age_s=age_s,
+            batch_demand=batch_demand(
+                (b.batches.store, b.batches.servers) for b in backends.all if b.is_available
+            ),
         )
         return age_s, self._autoscaler.decide(signals, now_s)
 

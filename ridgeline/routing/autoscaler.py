@@ -3,7 +3,7 @@
     demand       requests in flight / those that one replica serves within its SLO
     queue        the oldest request has waited longer than it may: replicas x age / allowed wait,
                  at most double
-    batch        seconds of batch work / seconds until its deadline
+    batch        replicas that the open batch requests need to end by their deadlines
     up           at once
     down         to the most that was wanted within the stable window, which is no shorter than a
                  replica takes to start: what is stopped would have to be started again
@@ -33,14 +33,13 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetSignals(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a fleet now. `batch_work_s`: seconds that one replica takes for the batch
-    requests, which are due in `batch_due_s`."""
+    """What is known of a fleet now. `batch_demand`: replicas, in fractions, that the open batch
+    requests need to end by their deadlines."""
 
     in_flight: int
     num_replicas: int
     queue_age_s: float = 0.0
-    batch_work_s: float = 0.0
-    batch_due_s: float = math.inf
+    batch_demand: float = 0.0
 
 
 class Autoscaler:
@@ -61,13 +60,10 @@ class Autoscaler:
 
     def _demand(self, signals: FleetSignals) -> int:
         policy = self._policy
-        wanted = math.ceil(signals.in_flight / policy.target_in_flight)
+        wanted = math.ceil(signals.in_flight / policy.target_in_flight + signals.batch_demand)
         if policy.allowed_wait_s is not None and signals.queue_age_s > policy.allowed_wait_s:
             growth = min(2.0, signals.queue_age_s / policy.allowed_wait_s)
             wanted = max(wanted, math.ceil(signals.num_replicas * growth))
-        if signals.batch_work_s > 0:
-            due_s = max(signals.batch_due_s, 1.0)
-            wanted += math.ceil(signals.batch_work_s / due_s) if due_s < math.inf else 0
         return wanted
 
     def _remember(self, now_s: float, wanted: int) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 import ridgeline
 from ridgeline.serve.errors import ApiError, error_response
 from ridgeline.serve.generation.respond import json_response
-from ridgeline.serve.generation.resume import INSTANCE_HEADER
+from ridgeline.serve.generation.resume import BATCH_HEADER, INSTANCE_HEADER
 from ridgeline.serve.metrics.registry import CONTENT_TYPE
 from ridgeline.serve.openai.objects import NonNegative
 from ridgeline.serve.openapi import error_responses, probe_responses
@@ -183,6 +183,9 @@ def _health(service: Service) -> Response:
 
 
 def _named(service: Service, response: Response) -> Response:
-    """The response, with this process's id: a gateway tells a restart from a cut connection."""
+    """The response, with this process's id, by which a gateway tells a restart from a cut
+    connection, and with what the batch requests need."""
     response.headers[INSTANCE_HEADER] = service.instance
+    if service.batch_demand is not None:
+        response.headers[BATCH_HEADER] = service.batch_demand()
     return response

@@ -128,6 +128,7 @@ class Service:
         self.telemetry: Telemetry = NoTelemetry()
         self.leases: Leases = NoLeases()
         self.health_checks: list[Callable[[], str | None]] = [self._engine_fault]
+        self.batch_demand: Callable[[], str] | None = None
         self._streams: WeakSet[ResponseStream] = WeakSet()
 
     def check_model(self, name: str | None, *, allow_adapters: bool = True) -> str:

@@ -30,6 +30,7 @@ class ScriptedBackend:
         self.handler, self.model, self.is_ready, self.is_silent = handler, model, True, False
         self.bodies: list[dict[str, Any]] = []
         self.num_used_connections = 0  # that carried a request
+        self.probe_headers = b""
         self.url = ""
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -48,7 +49,9 @@ class ScriptedBackend:
                     status = b"200 OK" if self.is_ready else b"503 Unavailable"
                     body = b'{"data":[{"id":"%b"}]}' % self.model.encode()
                     length = b"content-length: %d\r\n\r\n" % len(body)
-                    writer.write(b"HTTP/1.1 " + status + b"\r\n" + length + body)
+                    writer.write(
+                        b"HTTP/1.1 " + status + b"\r\n" + self.probe_headers + length + body
+                    )
                     continue
                 self.num_used_connections += not is_used
                 is_used = True

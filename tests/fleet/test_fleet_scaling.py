@@ -71,6 +71,21 @@ def test_load_adds_servers_at_once_and_removes_them_after_the_stable_time() -> N
     assert world.changes[-1] == ("demo", 2)
 
 
+def test_batch_requests_add_servers_to_their_own_model() -> None:
+    busy, other = (msgspec.structs.replace(MODEL, model=m) for m in "ab")
+    world = World(busy, other)
+    view = seen(1, 1)
+    own = (
+        msgspec.structs.replace(
+            view.backends[0], models=("a",), batch_store="s", batch_servers=3.6
+        ),
+        msgspec.structs.replace(view.backends[1], models=("b",)),
+    )
+    world.view = msgspec.structs.replace(view, backends=own)
+    world.scaler.step(0.0)
+    assert world.changes == [("a", 4)]
+
+
 def test_old_requests_add_servers_to_their_own_model() -> None:
     waiting, other = (msgspec.structs.replace(MODEL, model=m, allowed_wait_s=2.0) for m in "ab")
     world = World(waiting, other)

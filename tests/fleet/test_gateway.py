@@ -212,6 +212,17 @@ async def test_metrics_tell_the_load_and_the_replicas_wanted() -> None:
         assert f"ridgeline_fleet_{name}_total 0.0" in page
 
 
+async def test_batch_requests_of_the_backends_add_replicas() -> None:
+    backends = [ridgeline() for _ in range(3)]
+    for backend, demand in zip(backends, (b"a=1.5", b"a=1.25", b"b=2"), strict=True):
+        backend.probe_headers = b"x-ridgeline-batch: %b\r\n" % demand
+    async with gateway_over(*backends) as http:
+        page = (await http.get("/metrics")).text
+        view = (await http.get("/ridgeline/fleet")).json()
+    assert "ridgeline_wanted_replicas 4.0" in page
+    assert [b["batch_servers"] for b in view["backends"]] == [1.5, 1.25, 2.0]
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_only_streams_tell_how_fast_prompts_are_computed(is_stream: bool) -> None:
     async with gateway_over(ridgeline() if is_stream else answering(b"{}")) as http:

@@ -48,10 +48,10 @@ def test_slo_missed_without_a_queue_buys_nothing() -> None:
 
 def test_batch_work_is_scaled_by_its_deadline() -> None:
     scaler = Autoscaler(POLICY)
-    signals = FleetSignals(in_flight=20, num_replicas=2, batch_work_s=7200, batch_due_s=3600)
+    signals = FleetSignals(in_flight=20, num_replicas=2, batch_demand=2.0)
     assert scaler.decide(signals, 0) == 4
-    never_due = FleetSignals(in_flight=20, num_replicas=2, batch_work_s=7200)
-    assert Autoscaler(POLICY).decide(never_due, 0) == 2
+    little = FleetSignals(in_flight=15, num_replicas=2, batch_demand=0.4)
+    assert Autoscaler(POLICY).decide(little, 0) == 2, "half a replica has room for it"
 
 
 def test_window_keeps_the_true_maximum() -> None:

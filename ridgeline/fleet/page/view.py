@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     """One backend. `prefill_tok_s`: prompt tokens per second, as measured here; 0 if unknown.
-    `oldest_s`: how long a request has waited for the first byte of its response."""
+    `oldest_s`: how long a request has waited for the first byte of its response. `batch_servers`:
+    servers that the open requests of its batch store, `batch_store`, need to end in time."""
 
     url: str
     state: str
@@ -17,6 +20,16 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int
     prefill_tok_s: float
     oldest_s: float = 0.0
+    batch_store: str = ""
+    batch_servers: float = 0.0
+
+
+def batch_demand(demands: Iterable[tuple[str, float]]) -> float:
+    """Servers for all batch stores; of those that share a store, the largest number counts."""
+    by_store: dict[str, float] = {}
+    for store, servers in demands:
+        by_store[store] = max(servers, by_store.get(store, 0.0))
+    return sum(by_store.values())
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ridgeline.fleet.page.view import FleetView
+from ridgeline.fleet.page.view import FleetView, batch_demand
 from ridgeline.fleet.ray.fleet_file import FleetModel
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals, ScalingPolicy
 
@@ -77,4 +77,9 @@ def _signals(view: FleetView, model: FleetModel, num_replicas: int) -> FleetSign
     own = [b for b in view.backends if model.model in b.models or model.name in b.models]
     in_flight = sum(backend.in_flight for backend in own) + view.num_parked
     oldest_s = max((backend.oldest_s for backend in own), default=0.0)
-    return FleetSignals(in_flight=in_flight, num_replicas=num_replicas, queue_age_s=oldest_s)
+    return FleetSignals(
+        in_flight=in_flight,
+        num_replicas=num_replicas,
+        queue_age_s=oldest_s,
+        batch_demand=batch_demand((b.batch_store, b.batch_servers) for b in own),
+    )

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import FastAPI
 
 from ridgeline.serve.app import build_routes, include_protected
+from ridgeline.serve.batch.demand import store_name
 from ridgeline.serve.batch.executor import InProcessExecutor, fingerprint
 from ridgeline.serve.batch.metrics import BatchCollector
 from ridgeline.serve.batch.routes import BatchService, router
@@ -55,6 +56,8 @@ def attach_batches(app: FastAPI, batch_app: FastAPI, options: BatchOptions) -> B
     include_protected(app, router)
     service.metrics.registry.register(BatchCollector(store, worker))
     service.health_checks.append(lambda: _fault(worker))
+    name = store_name(options.store)
+    service.batch_demand = lambda: f"{name}={worker.wanted_servers:.3f}"
     _run_during_lifespan(app, batch_app, worker, store)
     return worker
 

@@ -29,6 +29,11 @@ class BatchCollector(Collector):
             "requests_running", "Batch requests that are running.", self._worker.num_running
         )
         yield _gauge("store_bytes", "Size of the batch store.", self._store.used_bytes())
+        yield _gauge(
+            "wanted_servers",
+            "Servers like this one that the open batch requests need to end by their deadlines.",
+            self._worker.wanted_servers,
+        )
         yield _gauge("requests_open", "Batch requests without a result.", num_open)
         settled = CounterMetricFamily(
             "ridgeline_batch_requests", "Batch requests with a result.", labels=["result"]

@@ -20,6 +20,7 @@ from datetime import datetime
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.serve.batch.demand import Pace, wanted_servers
 from ridgeline.serve.batch.records import BatchJob, BatchResult, Lease
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.validate import ValidatedFile, validate_file
@@ -89,6 +90,13 @@ class BatchWorker:
         self._wake_event = asyncio.Event()
         self._is_stopped = self._has_ended = False
         self._paused_until_s = -math.inf
+        self._pace, self._wanted_servers = Pace(), 0.0
+
+    @property
+    def wanted_servers(self) -> float:
+        """Servers like this one that the open requests need to end in time; 0 before the first
+        result of this process."""
+        return self._wanted_servers
 
     @property
     def num_running(self) -> int:
@@ -168,6 +176,13 @@ class BatchWorker:
                 lines, model = validated.lines, validated.model
                 await asyncio.to_thread(self._store.accept, batch.id, lines, model)
         await asyncio.to_thread(self._store.sweep)
+        self._wanted_servers = await asyncio.to_thread(self._count_wanted_servers)
+
+    def _count_wanted_servers(self) -> float:
+        seconds = self._pace.seconds_per_request
+        if seconds is None:
+            return 0.0
+        return wanted_servers(self._store.with_status("in_progress"), seconds, self._clock())
 
     def _validate(self, batch: BatchJob) -> ValidatedFile:
         file = self._store.files.get(batch.input_file_id)
@@ -186,6 +201,7 @@ class BatchWorker:
         leases = await asyncio.to_thread(self._store.lease, num_free)
         for lease in leases:
             self._running[lease.token] = (lease, asyncio.ensure_future(self._run_one(lease)))
+        self._pace.note(self._timer(), 0, is_busy=bool(self._running))
 
     async def _run_one(self, lease: Lease) -> None:
         """Run one request; whatever happens, its place becomes free."""
@@ -203,6 +219,7 @@ class BatchWorker:
 
     async def _settle(self) -> None:
         results = list(self._results)
+        self._pace.note(self._timer(), len(results), is_busy=bool(self._running))
         if results:
             await asyncio.to_thread(self._store.settle, results)
             del self._results[: len(results)]

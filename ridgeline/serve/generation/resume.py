@@ -30,6 +30,7 @@ from ridgeline.serve.errors import ApiError
 RESUMABLE_HEADER = "x-ridgeline-resumable"
 IDENTITY_HEADER = "x-ridgeline-resume"
 INSTANCE_HEADER = "x-ridgeline-instance"  # of probes: another one for every process
+BATCH_HEADER = "x-ridgeline-batch"  # of probes: STORE=SERVERS, what its open batch requests need
 RESUME_FIELD = "ridgeline_resume"
 SCOPE_KEY = "ridgeline.resume"
 """Where a request's scope keeps its `ResumePoint`."""
