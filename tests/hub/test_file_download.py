@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -87,7 +88,8 @@ def test_a_wrong_or_missing_wheel_leaves_nothing_behind(
 
 
 def test_an_environment_without_pip_is_named(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_download, "find_spec", lambda name: None)
+    nothing = SimpleNamespace(find_spec=lambda name: None)
+    monkeypatch.setattr(registry_download, "PathFinder", nothing)
     with pytest.raises(DownloadFailed, match=f"lacks; got '{sys.prefix}'; fix: run .*ensurepip"):
         download(TINY)
 
