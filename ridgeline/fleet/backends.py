@@ -57,7 +57,7 @@ class BatchDemand(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(header: bytes | None) -> BatchDemand:
-        """From `STORE=SERVERS`; nothing for what is not one."""
+        """From `STORE=SERVERS`; the empty demand for any other header."""
         store, _, text = (header or b"").decode("latin-1").partition("=")
         try:
             servers = float(text)

@@ -282,10 +282,11 @@ class Gateway:
             call.excluded.clear()
             if call.trial == "alone" and self.backends.ready_for(call):
                 alone_s = min(alone_s, loop.time() + _ALONE_S)
+            again_s = alone_s if loop.time() < alone_s else math.inf
             try:
-                await self.parking.wait(min(deadline_s, fallback_s, alone_s))
+                await self.parking.wait(min(deadline_s, fallback_s, again_s))
             except ApiError:
-                if loop.time() >= alone_s:
+                if again_s <= loop.time() < min(deadline_s, fallback_s):
                     continue
                 if self.fallback.admits(call, loop.time()):
                     return self.fallback.choose(call, loop.time())

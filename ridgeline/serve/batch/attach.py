@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ import msgspec
 from fastapi import FastAPI
 
 from ridgeline.serve.app import build_routes, include_protected
-from ridgeline.serve.batch.demand import store_name
 from ridgeline.serve.batch.executor import InProcessExecutor, fingerprint
 from ridgeline.serve.batch.metrics import BatchCollector
 from ridgeline.serve.batch.routes import BatchService, router
@@ -60,6 +61,12 @@ def attach_batches(app: FastAPI, batch_app: FastAPI, options: BatchOptions) -> B
     service.batch_demand = lambda: f"{name}={worker.wanted_servers:.3f}"
     _run_during_lifespan(app, batch_app, worker, store)
     return worker
+
+
+def store_name(path: Path) -> str:
+    """Names a store, so that servers that share one are not counted twice."""
+    place = f"{socket.gethostname()}:{path.resolve()}"
+    return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
 def _fault(worker: BatchWorker) -> str | None:

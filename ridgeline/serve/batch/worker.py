@@ -5,6 +5,11 @@ arrive together are settled in one transaction (one wait for the disk). Once per
 its leases, and cancels requests whose lease it has lost: their batch has expired or was cancelled.
 
 Outside the off-peak window it leases nothing; running requests are finished.
+
+It knows how many servers the open requests need to end by their deadlines. Of the batches that are
+due by an instant, every request takes the seconds that a request took of late, at the pace that
+interactive requests leave; the servers needed until then are their sum over the time that is left.
+The largest such number over all deadlines counts.
 """
 
 from __future__ import annotations
@@ -14,13 +19,12 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.serve.batch.demand import Pace, wanted_servers
 from ridgeline.serve.batch.records import BatchJob, BatchResult, Lease
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.validate import ValidatedFile, validate_file
@@ -28,6 +32,10 @@ from ridgeline.serve.batch.validate import ValidatedFile, validate_file
 _LOG = logging.getLogger("ridgeline.serve")
 Executor = Callable[[Lease], Awaitable[BatchResult]]
 """Runs one leased request. Raises EngineBusy if it should be retried later."""
+
+
+HALF_LIFE_S = 600.0
+MIN_LEFT_S = 1.0
 
 
 class EngineBusy(Exception):
@@ -68,6 +76,29 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int
     poll_s: float = 1.0
     window: DailyWindow | None = None
+
+
+class Pace:
+    """Seconds of a server per batch request; older work counts half for every `HALF_LIFE_S`."""
+
+    def __init__(self) -> None:
+        self._busy_s = self._num_results = 0.0
+        self._last_s: float | None = None
+
+    def note(self, now_s: float, num_results: int, *, is_busy: bool) -> None:
+        """`num_results` since the last call; `is_busy`: whether requests run from now on."""
+        if self._last_s is not None:
+            elapsed_s = max(0.0, now_s - self._last_s)
+            kept = 0.5 ** (elapsed_s / HALF_LIFE_S)
+            self._busy_s = kept * self._busy_s + elapsed_s
+            self._num_results *= kept
+        self._num_results += num_results
+        self._last_s = now_s if is_busy else None
+
+    @property
+    def seconds_per_request(self) -> float | None:
+        """None before the first result."""
+        return self._busy_s / self._num_results if self._num_results > 0 else None
 
 
 class BatchWorker:
@@ -249,6 +280,17 @@ class BatchWorker:
         await asyncio.gather(*(task for _, task in running), return_exceptions=True)
         await self._settle()
         await asyncio.to_thread(self._store.release, [lease for lease, _ in running])
+
+
+def wanted_servers(batches: Iterable[BatchJob], seconds_per_request: float, now_s: float) -> float:
+    """Servers of this pace, all of their time, that end every batch by its deadline; at most one
+    for each open request."""
+    num_open, wanted = 0, 0.0
+    for batch in sorted(batches, key=lambda batch: batch.expires_at):
+        num_open += batch.total - batch.completed - batch.failed
+        left_s = max(MIN_LEFT_S, batch.expires_at - now_s)
+        wanted = max(wanted, min(num_open, num_open * seconds_per_request / left_s))
+    return wanted
 
 
 def failed_result(lease: Lease, code: str, message: str) -> BatchResult:

@@ -1,4 +1,4 @@
-"""How many servers the open batch requests need, and who is told."""
+"""How many servers the open batch requests need, and who reports it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ import pytest
 
 from ridgeline.fleet.backends import BatchDemand
 from ridgeline.fleet.page.view import batch_demand
-from ridgeline.serve.batch.demand import HALF_LIFE_S, Pace, store_name, wanted_servers
+from ridgeline.serve.batch.attach import store_name
 from ridgeline.serve.batch.records import BatchJob, BatchResult, Lease
 from ridgeline.serve.batch.store import BatchStore
-from ridgeline.serve.batch.worker import BatchWorker, WorkerOptions
+from ridgeline.serve.batch.worker import (
+    HALF_LIFE_S,
+    BatchWorker,
+    Pace,
+    WorkerOptions,
+    wanted_servers,
+)
 from tests.serve.batch.helpers import Clock, accepted, outcome
 
 
@@ -67,11 +73,11 @@ async def test_worker_tells_what_its_open_requests_need(tmp_path: Path) -> None:
     clock, timer = Clock(), Clock(0.0)
     store = BatchStore(tmp_path / "b.sqlite", clock=clock)
     batches(store, (5, 200))
-    go_on, told = asyncio.Semaphore(2), asyncio.Event()
+    go_on, started = asyncio.Semaphore(2), asyncio.Event()
 
     async def execute(lease: Lease) -> BatchResult:
         if go_on.locked():
-            told.set()
+            started.set()
         await go_on.acquire()
         await asyncio.sleep(0)
         timer.now_s += 60
@@ -81,7 +87,7 @@ async def test_worker_tells_what_its_open_requests_need(tmp_path: Path) -> None:
     worker = BatchWorker(store, execute, options, clock=clock, timer=timer)
     assert worker.wanted_servers == 0.0
     running = asyncio.create_task(worker.run())
-    await told.wait()
+    await started.wait()
     three_are_left = pytest.approx(3 * 60 / 200, rel=0.1)  # of a minute each, and 200 seconds
     async with asyncio.timeout(10):
         while worker.wanted_servers != three_are_left:
