@@ -48,6 +48,9 @@ ANSWER=$(curl --silent --fail http://127.0.0.1:$PORT/v1/completions \
   --data '{"model": "demo", "prompt": "def add(a, b):", "max_tokens": 16, "temperature": 0}')
 echo "$ANSWER"
 case $ANSWER in *'"completion_tokens":16'*) ;; *) echo "the answer is not of 16 tokens" >&2; exit 1 ;; esac
+KB=$(inside du -skx / 2>/dev/null | cut -f1) || true
+echo "the image holds $((KB / 1000)) MB"
+[ "$KB" -le 1200000 ] || { echo "that is more than 1,200 MB" >&2; exit 1; }
 KB=$(inside du -sk /opt/ridgeline | cut -f1)
 echo "Python's environment takes $((KB / 1000)) MB on top of the base"
 [ "$KB" -le 950000 ] || { echo "that is more than 950 MB" >&2; exit 1; }

@@ -25,7 +25,7 @@ from ridgeline.optimize.quality.recall import RecallSource, RecallTexts
 from ridgeline.optimize.quality.served_text import TextSource
 from ridgeline.optimize.quality.task_questions import Task, TextQuestion
 from ridgeline.optimize.quality.text_comparison import Array
-from ridgeline.records import EngineInfo, RunTrace, StepStat
+from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.records.traffic import TrafficProfile
 from ridgeline.roofline import Peaks, PriceStep
 
@@ -46,7 +46,29 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         """The arrival process of this load and the client options that run it."""
         dues = arrival_times_s(self)
         options = LoadOptions(num_requests=len(dues), grace_s=self.grace_s, seed=self.seed)
-        return RecordedArrivals(at_s=dues, label=f"poisson:{self.rate!r}", rate=self.rate), options
+        return RecordedArrivals(at_s=dues, label=self._arrivals, rate=self.rate), options
+
+    def simulated(
+        self,
+        duration_s: float,
+        requests: tuple[RequestTrace, ...],
+        steps: tuple[StepStat, ...] = (),
+    ) -> RunTrace:
+        """The trace of a simulated run of this load."""
+        return RunTrace(
+            target="simulated",
+            workload="simulated",
+            arrivals=self._arrivals,
+            seed=self.seed,
+            started_unix_s=0.0,
+            duration_s=max(duration_s, self.window_s),
+            requests=requests,
+            steps=steps,
+        )
+
+    @property
+    def _arrivals(self) -> str:
+        return f"poisson:{self.rate!r}"
 
 
 def arrival_times_s(load: Load) -> tuple[float, ...]:

@@ -34,8 +34,8 @@ Executor = Callable[[Lease], Awaitable[BatchResult]]
 """Runs one leased request. Raises EngineBusy if it should be retried later."""
 
 
-HALF_LIFE_S = 600.0
-MIN_LEFT_S = 1.0
+HALF_LIFE_S = 600.0  # of work in the pace of requests
+MIN_LEFT_S = 1.0  # until a deadline, at least: it may have passed
 
 
 class EngineBusy(Exception):
@@ -250,10 +250,11 @@ class BatchWorker:
 
     async def _settle(self) -> None:
         results = list(self._results)
-        self._pace.note(self._timer(), len(results), is_busy=bool(self._running))
         if results:
             await asyncio.to_thread(self._store.settle, results)
             del self._results[: len(results)]
+        self._pace.note(self._timer(), len(results), is_busy=bool(self._running))
+        if results:
             await asyncio.to_thread(self._complete_batches, results)
 
     def _complete_batches(self, results: Sequence[BatchResult]) -> None:

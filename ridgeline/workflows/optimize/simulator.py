@@ -93,16 +93,7 @@ class SimulatedEngine:
             self._step_s(settings, load.seed),
             end_s=load.window_s + load.grace_s,
         )
-        return RunTrace(
-            target="simulated",
-            workload="simulated",
-            arrivals=f"poisson:{load.rate!r}",
-            seed=load.seed,
-            started_unix_s=0.0,
-            duration_s=max(outcome.duration_s, load.window_s),
-            requests=outcome.requests,
-            steps=outcome.steps,
-        )
+        return load.simulated(outcome.duration_s, outcome.requests, outcome.steps)
 
     def run_split(self, settings: Settings, load: Load, split: Split) -> RunTrace:
         """Simulate one run of servers with prefill and decode apart. CannotRun as above."""

@@ -70,15 +70,8 @@ def simulate_split(
     )
     requests = [_request(str(i), arrival) for i, arrival in enumerate(arrivals)]
     outcome = simulate_fleet(requests, fleet, end_s=load.window_s + load.grace_s)
-    return RunTrace(
-        target="simulated",
-        workload="simulated",
-        arrivals=f"poisson:{load.rate!r}",
-        seed=load.seed,
-        started_unix_s=0.0,
-        duration_s=max(outcome.duration_s, load.window_s),
-        requests=tuple(_spread(row) for row in traces(outcome, max(1, len(requests)))),
-    )
+    rows = traces(outcome, max(1, len(requests)))
+    return load.simulated(outcome.duration_s, tuple(_spread(row) for row in rows))
 
 
 def _request(name: str, arrival: Arrival) -> SimulatedRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from pathlib import Path
 
 import httpx
@@ -101,6 +102,36 @@ async def test_worker_tells_what_its_open_requests_need(tmp_path: Path) -> None:
             timer.now_s += 0.001
     worker.stop()
     await running
+    store.close()
+
+
+async def test_results_that_could_not_be_stored_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, timer = Clock(), Clock(0.0)
+    store = BatchStore(tmp_path / "b.sqlite", clock=clock)
+    batches(store, (1, 200))
+    settle, counted, refusals = store.settle, list[int](), [1, 2, 3]
+    note = Pace.note
+
+    def full(done: list[BatchResult]) -> int:
+        if refusals:
+            refusals.pop()
+            raise sqlite3.OperationalError("database or disk is full")
+        return settle(done)
+
+    def counting(pace: Pace, now_s: float, num_results: int, *, is_busy: bool) -> None:
+        counted.append(num_results)
+        note(pace, now_s, num_results, is_busy=is_busy)
+
+    async def execute(lease: Lease) -> BatchResult:
+        return outcome(lease)
+
+    monkeypatch.setattr(store, "settle", full)
+    monkeypatch.setattr(Pace, "note", counting)
+    options = WorkerOptions(max_concurrency=1, poll_s=0.01)
+    await BatchWorker(store, execute, options, clock=clock, timer=timer).run_until_idle()
+    assert not refusals and sum(counted) == 1
     store.close()
 
 
