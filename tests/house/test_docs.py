@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from ridgeline.cli.main import main
+from ridgeline.modelspec.families.registry import FAMILIES
+from ridgeline.modelspec.families.wrappers import WRAPPERS
 from scripts.draw_peers import PICTURE, draw
 from scripts.generate_pages import stale as outdated_pages
 from scripts.render_results import MARKED, RESULTS, stale
@@ -190,6 +192,11 @@ def test_tables_are_those_of_the_results() -> None:
 
 def test_picture_is_that_of_the_results() -> None:
     assert PICTURE.read_text(encoding="utf-8") == draw(), "run: python scripts/draw_peers.py"
+
+
+def test_families_are_counted_right() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"| {len(FAMILIES)}, and the text of {len(WRAPPERS)} image models (" in readme
 
 
 def test_generated_pages_are_current() -> None:
