@@ -58,13 +58,13 @@ tested apart. All six are GPTQ, AWQ, FP8 in blocks, packed compressed-tensors, M
 bitsandbytes' NF4.
 
 The names of published shapes work in `inspect`, `plan` and `predict` and, but for the largest, as
-`dummy:NAME` with random weights. On 28 November 2026 the shapes of Qwen3, Qwen3-VL (its text), Qwen3.5
-from 27B, DeepSeek-V3, -V3.2 and -R1, Kimi K2, K2.5 and K3, gpt-oss, Llama 4, Mixtral, Gemma 4 26B and
-31B, GLM-5, MiMo-V2-Flash and MiniMax-M3 were compared, field by field, with the copies of their
-config.json in AIConfigurator's repository, as far as it has them: none differed. Of the other families
-below `phi3` in the table and of the other image models, the shapes were written down from memory and
-only their parameter counts are tested: compare them with the model's own config.json before relying on
-a rope theta or token id.
+`dummy:NAME` with random weights. On 28 November 2026 the shapes of Qwen3, Qwen3-VL (its text),
+Qwen3.5 from 27B, DeepSeek-V3, -V3.2 and -R1, Kimi K2, K2.5 and K3, gpt-oss, Llama 4, Mixtral,
+Gemma 4 26B and 31B, GLM-5, MiMo-V2-Flash and MiniMax-M3 were compared, field by field, with the
+copies of their config.json in AIConfigurator's repository, as far as it has them: none differed.
+Of the other families below `phi3` in the table and of the other image models, the shapes were
+written down from memory and only their parameter counts are tested: compare them with the model's
+own config.json before relying on a rope theta or token id.
 """
 WRAPPED = """
 ## The text of multimodal models
