@@ -69,7 +69,8 @@ class BatchDemand(msgspec.Struct, frozen=True):
 class Backend:
     """One server. `id` is its place in the fleet's loads; `arm` the version that it runs.
 
-    A `prefill` server computes prompts for the `decode` servers. `asked_s`: when the first question
+    A `prefill` server computes prompts for the `decode` servers. `is_ridgeline`: whether it has
+    the pages of a server of Ridgeline, as far as known. `asked_s`: when the first question
     was sent that it has not answered; None if it has answered all.
     """
 
@@ -84,6 +85,7 @@ class Backend:
         self.id, self.address, self.arm, self.role = backend_id, address, arm, role
         self.pool, self.probes = UpstreamPool(address), UpstreamPool(address)
         self.state: BackendState = "starting"
+        self.is_ridgeline = True
         self.models: tuple[str, ...] = ()
         self.num_suspects = 0
         self.batches = BatchDemand()
@@ -185,14 +187,16 @@ class Backends:
         able = [b for b in self.all if b.is_available and b.serves(call.model)]
         return [b for b in able if b.state == "ready"] or able
 
-    def choose_prefill(self, call: RoutedCall, tried: set[int]) -> Backend | None:
-        """A ready server to compute the prompt; None if there is none that was not tried."""
+    def choose_prefill(self, call: RoutedCall, tried: set[int], decoder: Backend) -> Backend | None:
+        """A ready server to compute the prompt for `decoder`, of its kind; None if there is none
+        that was not tried."""
         ready = [
             b.id
             for b in self.all
             if b.role == "prefill"
             and b.state == "ready"
             and b.serves(call.model)
+            and b.is_ridgeline == decoder.is_ridgeline
             and b.id not in tried
         ]
         return self.all[self._router.choose(call, ready, self.load)] if ready else None
@@ -357,7 +361,8 @@ class Backends:
     async def _is_ready(self, backend: Backend) -> bool:
         """The backend's answer. Raises BackendLost."""
         status, _, headers = await self._ask(backend, b"/ready")
-        if status == 404:  # not Ridgeline
+        backend.is_ridgeline = status != 404
+        if not backend.is_ridgeline:
             status, _, headers = await self._ask(backend, b"/health")
         is_ready, instance = status == 200, headers.get(INSTANCE_HEADER.encode())
         backend.batches = BatchDemand.parse(headers.get(BATCH_HEADER.encode()))

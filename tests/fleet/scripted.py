@@ -31,6 +31,7 @@ class ScriptedBackend:
         self.bodies: list[dict[str, Any]] = []
         self.num_used_connections = 0  # that carried a request
         self.probe_headers = b""
+        self.is_ridgeline = True
         self.url = ""
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -47,6 +48,8 @@ class ScriptedBackend:
                     if self.is_silent:
                         continue
                     status = b"200 OK" if self.is_ready else b"503 Unavailable"
+                    if head.startswith(b"GET /ready") and not self.is_ridgeline:
+                        status = b"404 Not Found"
                     body = b'{"data":[{"id":"%b"}]}' % self.model.encode()
                     length = b"content-length: %d\r\n\r\n" % len(body)
                     writer.write(

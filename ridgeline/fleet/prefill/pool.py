@@ -6,6 +6,9 @@
 The handle is a hint: a decode server computes what it cannot fetch, so no failure here fails a
 request. Servers that fail are tried no further, and the request goes on without a handle. A stream
 that is resumed gets a new handle, which a prefill server with a warm cache gives quickly.
+
+Servers that are not Ridgeline's are asked as `vllm_protocol` says, and answer once the prompt is
+computed. A handle of theirs is for a decode server that is not Ridgeline's either.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from ridgeline.fleet.backends import Backend, Backends
 from ridgeline.fleet.call import RoutedCall
+from ridgeline.fleet.prefill import vllm_protocol
 from ridgeline.fleet.upstream import BackendLost
 from ridgeline.serve.generation.handover import TRANSFER_FIELD
 
@@ -29,21 +33,25 @@ RESULTS = ("handed_over", "short", "whole", "no_server", "refused", "no_handle",
 
 MAX_TRIES = 2
 TIMEOUT_S = 5.0
+COMPUTE_TIMEOUT_S = 120.0  # where the answer comes once the prompt is computed
 _MAX_BYTES = 1 << 20
 _ASK = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 class Handle:
-    """The fields for the decode server, and the prefill server's load until `end`."""
+    """The fields for the decode server, and the prefill server's load from now until `end`."""
 
-    def __init__(self, fields: dict[str, Any], backends: Backends, backend: Backend) -> None:
-        self.fields = fields
+    def __init__(self, backends: Backends, backend: Backend) -> None:
+        self.fields: dict[str, Any] = {}
         self._backends, self._backend = backends, backend
         self._sent_s = asyncio.get_running_loop().time()
         self._is_over = False
 
+    def begin(self, call: RoutedCall) -> None:
+        self._backends.load.note_sent(self._backend.id, call.num_prompt)
+
     def end(self, call: RoutedCall, *, has_first: bool) -> None:
-        """The decode server has sent its first byte, or has failed."""
+        """The prompt is computed, as the decode server's first byte says, or will not be."""
         if self._is_over:
             return
         self._is_over = True
@@ -87,7 +95,7 @@ class PrefillPool:
         if call.path in PATHS and decoder.role == "decode":
             result = "short"
             if call.num_prompt >= self._min_tokens:
-                result, handle = await self._ask_servers(call)
+                result, handle = await self._ask_servers(call, decoder)
         self._counts[result] += 1
         return handle
 
@@ -101,29 +109,41 @@ class PrefillPool:
             counter.add_metric([result], self._counts[result])
         yield counter
 
-    async def _ask_servers(self, call: RoutedCall) -> tuple[str, Handle | None]:
+    async def _ask_servers(self, call: RoutedCall, decoder: Backend) -> tuple[str, Handle | None]:
         result, tried = "no_server", set[int]()
         for _ in range(MAX_TRIES):
-            backend = self._backends.choose_prefill(call, tried)
+            backend = self._backends.choose_prefill(call, tried, decoder)
             if backend is None:
                 break
             tried.add(backend.id)
-            result, fields = await self._ask(call, backend)
+            handle, fields = Handle(self._backends, backend), None
+            handle.begin(call)
+            try:
+                result, fields = await self._ask(call, backend)
+            finally:
+                if fields is None or not backend.is_ridgeline:
+                    handle.end(call, has_first=fields is not None)
             if fields is not None:
-                self._backends.load.note_sent(backend.id, call.num_prompt)
-                return result, Handle(fields, self._backends, backend)
+                handle.fields = fields
+                return result, handle
             if result == "no_handle":
                 break  # the request is none that can be handed over
         return result, None
 
     async def _ask(self, call: RoutedCall, backend: Backend) -> tuple[str, dict[str, Any] | None]:
         try:
-            fields = msgspec.json.decode(call.body)
-            body = msgspec.json.encode({**fields, "stream": False, TRANSFER_FIELD: _ASK})
-        except (msgspec.DecodeError, TypeError, RecursionError):
+            fields = msgspec.json.decode(call.body, type=dict[str, Any])
+        except (msgspec.MsgspecError, RecursionError):
             return "refused", None  # the decode server will say why
+        asked, timeout_s = {**fields, "stream": False, TRANSFER_FIELD: _ASK}, TIMEOUT_S
+        if not backend.is_ridgeline:
+            if not vllm_protocol.can_hand_over(fields):
+                return "no_handle", None
+            asked = vllm_protocol.prefill_body(call.path, fields)
+            timeout_s = COMPUTE_TIMEOUT_S
+        body = msgspec.json.encode(asked)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 path = call.path.encode()
                 connection = await backend.pool.exchange(b"POST", path, call.headers, body)
                 try:
