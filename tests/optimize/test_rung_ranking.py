@@ -5,13 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
 from ridgeline.optimize.environment import Load
 from ridgeline.optimize.ladder import RungCandidate, candidates_of, load_default_ladder
+from ridgeline.optimize.ranking import rung_ranking
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
-from ridgeline.optimize.ranking.rung_ranking import Ranking, WorkLimit
+from ridgeline.optimize.ranking.rung_ranking import Ranking, WorkLimit, distinct
+from ridgeline.optimize.result import NotTried
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
 OVER = cast("Any", SimpleNamespace(why_over="a ranking ends after 5 simulated runs"))
@@ -184,3 +187,50 @@ def test_limit_counts_simulated_runs_and_not_seconds() -> None:
     assert not limit.why_over
     budget.spent_s = 36.0
     assert "no time" in limit.why_over
+
+
+def left_out(rung: str, label: str, reason: str) -> NotTried:
+    return NotTried(rung=rung, label=label, reason=reason)
+
+
+def test_two_rungs_of_one_name_are_left_out_once_with_both_reasons() -> None:
+    rows = distinct(
+        [
+            left_out("no-speculation", "No speculation", "drafts are not set"),
+            left_out("fp8", "FP8", "lossy"),
+            left_out("vllm-no-speculation", "No speculation", "the server does not speculate"),
+            left_out("other", "FP8", "lossy"),
+        ]
+    )
+    assert [(row.label, row.reason) for row in rows] == [
+        ("No speculation", "drafts are not set; the server does not speculate"),
+        ("FP8", "lossy"),
+    ]
+
+
+@pytest.mark.parametrize("promising", ["vllm-no-speculation", "no-speculation"])
+def test_change_that_one_rung_offers_is_not_called_left_out_for_another(promising: str) -> None:
+    ranking = Ranking(*cast("list[Any]", [None, None, None, None, None]))
+    for rung in ("no-speculation", "vllm-no-speculation"):
+        ranking._leave_out(rung, "No speculation", "a reason")
+    ranking._promising = {"No speculation": promising}
+    assert [row.rung for row in ranking.left_out] == [promising]
+
+
+def test_what_two_rungs_change_alike_is_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ladder = load_default_ladder()
+    rung = next(rung for rung in ladder.rungs if rung.id == "batch-limit")
+    twice = msgspec.structs.replace(
+        ladder, rungs=(rung, msgspec.structs.replace(rung, id="other", title="Other"))
+    )
+    job = cast("Any", SimpleNamespace(slo=None, seed=0))
+    ranking = Ranking(job, cast("Any", None), twice, cast("Any", None), cast("Any", None))
+    monkeypatch.setattr(rung_ranking, "collect_facts", lambda *_: {})
+    monkeypatch.setattr(rung_ranking, "unmet_need", lambda *_: None)
+    monkeypatch.setattr(ranking, "_unprovable", lambda _: None)
+    start = Settings(model="demo", max_num_seqs=8)
+    deployment = SimpleNamespace(info=SimpleNamespace(settings={}))
+    incumbent = cast("Any", SimpleNamespace(settings=start, deployment=deployment, runs=()))
+    possible = ranking._possible(incumbent, frozenset())
+    assert [rung.id for rung, _ in possible] == ["batch-limit"]
+    assert len(possible[0][1]) > 1

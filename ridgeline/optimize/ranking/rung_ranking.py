@@ -10,7 +10,7 @@ one they rank behind all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
@@ -84,6 +84,7 @@ class Ranking:
         self._ranked_for: dict[str, Settings] = {}  # incumbent of the last forecast, by rung
         self._left_out: dict[str, NotTried] = {}
         self._defaults_left_out: tuple[NotTried, ...] = ()
+        self._promising: dict[str, str] = {}  # title → rung
         self._trials: Sequence[Trial] = ()
         self._references_lost = False
         self._bounds = FailureBounds()
@@ -142,6 +143,7 @@ class Ranking:
             if not self._predictor.is_promising(forecast):
                 self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
         promising = [forecast for forecast in best if self._predictor.is_promising(forecast)]
+        self._promising = {f.candidate.rung.title: f.candidate.rung.id for f in promising}
         limit.extend(JOINT_SHARE)
         joint = self._joint.propose(
             possible,
@@ -170,7 +172,8 @@ class Ranking:
         """Rungs whose needs are met, with their untried variants; best known first."""
         info, settings = incumbent.deployment.info, incumbent.settings
         facts = collect_facts(info, incumbent.runs, settings, self._environment, self._job.slo)
-        possible = []
+        possible: list[tuple[Rung, list[RungCandidate]]] = []
+        offered = set(tried)  # what two rungs would change alike is offered by the first
         for rung in self._ladder.rungs:
             if reason := unmet_need(rung, facts) or self._unprovable(rung):
                 self._leave_out(rung.id, rung.title, reason)
@@ -178,8 +181,9 @@ class Ranking:
             options = [
                 option
                 for option in candidates_of(rung, settings, info.settings)
-                if (option.settings, option.make) not in tried
+                if (option.settings, option.make) not in offered
             ]
+            offered |= {(option.settings, option.make) for option in options}
             fitting = [o for o in options if self._bounds.excludes(o.settings) is None]
             if fitting:
                 possible.append((rung, fitting))
@@ -249,7 +253,10 @@ class Ranking:
 
     @property
     def left_out(self) -> tuple[NotTried, ...]:
-        return (*self._defaults_left_out, *self._left_out.values())
+        """Each change once, though several rungs may describe it; not what another rung offers."""
+        rows = (*self._defaults_left_out, *self._left_out.values())
+        offered = self._promising
+        return distinct(row for row in rows if offered.get(row.label, row.rung) == row.rung)
 
     def leave_out_defaults(self, forecast: Forecast) -> None:
         """Record that there was no time to try the settings as shipped."""
@@ -279,3 +286,16 @@ class Ranking:
             reason=reason,
             predicted=forecast.predicted,
         )
+
+
+def distinct(rows: Iterable[NotTried]) -> tuple[NotTried, ...]:
+    """One row for each label, with the reasons of all; a prediction is kept."""
+    merged: dict[str, NotTried] = {}
+    for row in rows:
+        first = merged.setdefault(row.label, row)
+        if row.reason not in first.reason:
+            first = msgspec.structs.replace(first, reason=f"{first.reason}; {row.reason}")
+        merged[row.label] = msgspec.structs.replace(
+            first, predicted=first.predicted or row.predicted
+        )
+    return tuple(merged.values())
