@@ -258,6 +258,15 @@ class RehearsalOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = False
+    rbac: Annotated[
+        bool,
+        About(
+            "Print the rights in the cluster that --kubernetes needs, as a manifest, and do "
+            "nothing.",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = False
     advise: Annotated[
         bool,
         About(

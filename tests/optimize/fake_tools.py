@@ -138,7 +138,8 @@ def kubectl(state: State, words: list[str]) -> str:
     if any("chat-ridgeline" in word for word in rest) or "ridgeline/copy-of=chat" in rest:
         return kubectl_copy(state, verb, rest, words)
     if verb == "apply":
-        return apply_copy(state, json.loads(Path(rest[rest.index("--filename") + 1]).read_text()))
+        text = Path(rest[rest.index("--filename") + 1]).read_text()
+        return apply_copy(state, *map(json.loads, text.splitlines()))
     workload = state["workload"]
     if verb == "get" and rest[0] in ("deployment", "statefulset"):
         if rest[1] != workload["metadata"]["name"]:
@@ -177,9 +178,8 @@ def kubectl_copy(state: State, verb: str, rest: list[str], words: list[str]) -> 
     return (FOLDER / "server.log").read_text()
 
 
-def apply_copy(state: State, document: State) -> str:
-    """Start the copy of the list; its Service is kept for the test."""
-    deployment, service = document["items"]
+def apply_copy(state: State, deployment: State, service: State) -> str:
+    """Start the copy; its Service is kept for the test."""
     deployment["metadata"]["generation"] = 1
     container = deployment["spec"]["template"]["spec"]["containers"][-1]
     row = {"name": "copy-0", "container": container, "ready": True, "stuck": "", "ended": False}
@@ -212,6 +212,11 @@ def patch(state: State, operations: list[dict[str, Any]]) -> str:
             sys.exit("error: the server rejected our request: testing value failed")
         if row["op"] == "replace":
             place[last] = row["value"]
+    return roll_out(state)
+
+
+def roll_out(state: State) -> str:
+    """What a cluster does when a Deployment's containers have changed."""
     state["workload"]["metadata"]["generation"] += 1
     container = containers(state)[-1]
     words = server_words(container)

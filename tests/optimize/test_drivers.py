@@ -20,12 +20,13 @@ import msgspec
 import pytest
 
 from ridgeline.errors import BadInput, CannotRun, UserError
-from ridgeline.optimize.drivers import in_place, kubernetes_copy, slurm
+from ridgeline.optimize.drivers import in_place, slurm
 from ridgeline.optimize.drivers.apply_command import flag_values
 from ridgeline.optimize.drivers.base import Change, Driver
 from ridgeline.optimize.drivers.docker import DockerContainer
-from ridgeline.optimize.drivers.kubernetes import KubernetesWorkload
-from ridgeline.optimize.drivers.kubernetes_copy import copy_manifest
+from ridgeline.optimize.drivers.kubernetes import copy as kubernetes_copy
+from ridgeline.optimize.drivers.kubernetes.copy import copy_manifest
+from ridgeline.optimize.drivers.kubernetes.workload import KubernetesWorkload
 from ridgeline.optimize.drivers.ray_serve import engine_arguments
 from ridgeline.optimize.drivers.server_process import free_port
 from ridgeline.optimize.drivers.shell import join_lines, run, shell_line

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.optimize.drivers import kubernetes_copy
+from ridgeline.optimize.drivers.kubernetes import copy as kubernetes_copy
 from ridgeline.optimize.drivers.server_process import free_port
 from ridgeline.workflows.optimize import optimize as workflow
 from ridgeline.workflows.optimize.server_driver import RestartableServer

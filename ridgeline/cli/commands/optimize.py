@@ -15,6 +15,7 @@ from ridgeline.workflows.optimize.advise import advise
 from ridgeline.workflows.optimize.dry_run import dry_run
 from ridgeline.workflows.optimize.optimize import check_search, optimize
 from ridgeline.workflows.optimize.restartable_server import restartable_server
+from ridgeline.workflows.optimize.server_driver import cluster_rights
 
 INTERRUPTED, UNDECIDED = 130, 3
 
@@ -28,6 +29,9 @@ def optimize_command(call: Invocation) -> int:
     settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
     rehearsal = call.read(RehearsalOptions)
+    if server is not None and rehearsal.rbac:
+        print(cluster_rights(server), end="")
+        return 0
     if server is not None and rehearsal.advise:
         with search_progress(console) as observer:
             advice = advise(settings, options, server, observer=observer)

@@ -101,7 +101,7 @@ def open_driver(
         return _command(server, script.command), job
     readiness = Readiness(path_url=server.ready_url, timeout_s=server.start_timeout_s)
     if server.kubernetes is not None and is_copied(server.url):
-        from ridgeline.optimize.drivers.kubernetes_copy import KubernetesCopyDriver
+        from ridgeline.optimize.drivers.kubernetes.copy import KubernetesCopyDriver
 
         copy = KubernetesCopyDriver(server.kubernetes, server.url, readiness, folder, report)
         return copy.command, copy
@@ -109,6 +109,15 @@ def open_driver(
     command = _command(server, f"{shlex.join(control.read_command())} {{flags}}")
     restore = RestoreScript(folder / RESTORE_SCRIPT)
     return command, InPlaceDriver(control, command, readiness, restore, report)
+
+
+def cluster_rights(server: RestartableServer) -> str:
+    """The manifest of the rights that `--kubernetes` needs. Raises BadInput without one."""
+    from ridgeline.optimize.drivers.kubernetes.rights import rights_manifest
+
+    if server.kubernetes is None:
+        raise BadInput("--rbac needs --kubernetes NAMESPACE/NAME")
+    return rights_manifest(server.kubernetes, on_copy=is_copied(server.url))
 
 
 def is_copied(url: str) -> bool:
@@ -152,7 +161,7 @@ def _control(server: RestartableServer, folder: Path) -> ServerControl:
 
         return DockerContainer(server.docker)
     if server.kubernetes is not None:
-        from ridgeline.optimize.drivers.kubernetes import KubernetesWorkload
+        from ridgeline.optimize.drivers.kubernetes.workload import KubernetesWorkload
 
         return KubernetesWorkload(server.kubernetes)
     if server.ray is not None:

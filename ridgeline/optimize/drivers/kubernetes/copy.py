@@ -24,7 +24,8 @@ from typing import Any
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import Report, Shell
 from ridgeline.optimize.drivers.in_place import InPlaceConfiguration, InPlaceDriver, Readiness
-from ridgeline.optimize.drivers.kubernetes import KubernetesWorkload
+from ridgeline.optimize.drivers.kubernetes.rights import COPY_SUFFIX
+from ridgeline.optimize.drivers.kubernetes.workload import KubernetesWorkload
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import ServerCommand, free_port
 from ridgeline.optimize.drivers.shell import run, shell_line, uninterrupted
@@ -40,7 +41,7 @@ def copy_manifest(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The Deployment and the Service of a copy. `container`: that of the server."""
     name, namespace = deployment["metadata"]["name"], deployment["metadata"].get("namespace")
-    metadata = {"name": f"{name}-ridgeline", "labels": {LABEL: name}}
+    metadata = {"name": f"{name}{COPY_SUFFIX}", "labels": {LABEL: name}}
     if namespace is not None:
         metadata["namespace"] = namespace
     template = json.loads(json.dumps(deployment["spec"]["template"]))
@@ -117,7 +118,7 @@ class KubernetesCopyDriver:
                 value=place,
                 fix="write an address without {service} and {port} to change it in place",
             )
-        self._copy = f"{self._name}-ridgeline"
+        self._copy = f"{self._name}{COPY_SUFFIX}"
         self._local_port = free_port() if PORT_PLACEHOLDER in url else None
         address = url.replace(SERVICE_PLACEHOLDER, f"{self._copy}.{self._namespace}")
         self._url = address.replace(PORT_PLACEHOLDER, str(self._local_port))
@@ -139,8 +140,8 @@ class KubernetesCopyDriver:
         manifests = copy_manifest(self._original.document(), self._container)
         self._refuse_other_owner()
         file = self._folder / MANIFEST
-        document = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
-        file.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        # not as a List, which kubectl validates itself instead of letting the cluster do it
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in manifests), encoding="utf-8")
         self._script.write([shell_line(command) for command in self.plan_restore()])
         try:
             run(self._kubectl("apply", *_SERVER_SIDE, "--filename", str(file)))
