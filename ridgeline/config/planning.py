@@ -165,6 +165,8 @@ class PlanOptions(Section, frozen=True, kw_only=True):
     input_len: Annotated[int | None, shared.INPUT_LEN.but(unset="1024")] = None
     output_len: Annotated[int | None, shared.OUTPUT_LEN.but(unset="256")] = None
     request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
+    batch_rate: Annotated[float, shared.BATCH_RATE] = 0.0
+    mean_request_rate: Annotated[float | None, shared.MEAN_REQUEST_RATE] = None
     cached_share: Annotated[
         float,
         About(
@@ -279,16 +281,9 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
         ),
     ] = 1000
     replay_speed: Annotated[float | None, shared.REPLAY_SPEED] = None
-    batch_share: Annotated[
-        float, About("Share of requests that run in the background.", unit=SHARE)
-    ] = 0.0
-    off_peak: Annotated[
-        str | None,
-        About(
-            "When background requests run: 22:00-06:00, optionally @18:30 for the start time.",
-            metavar="HOURS",
-        ),
-    ] = None
+    batch_share: Annotated[float, shared.BATCH_SHARE] = 0.0
+    off_peak: Annotated[str | None, shared.OFF_PEAK] = None
+    completion_window: Annotated[float | None, shared.COMPLETION_WINDOW] = None
     slo: Annotated[str | None, shared.SLO_TEXT] = None
     accelerator: Annotated[
         str | None,
@@ -345,7 +340,8 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     autoscale: Annotated[
         int | None,
         About(
-            "Scale up to this many replicas.",
+            "Scale up to this many replicas: by requests in flight, the age of the queue against "
+            "the TTFT of --slo, and the deadlines of batch requests.",
             panel="Scaling and failures",
             unit=COUNT,
             range=Range(1, MAX_REPLICAS),

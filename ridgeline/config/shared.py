@@ -7,7 +7,9 @@ from ridgeline.config.units import (
     BYTES,
     COUNT,
     DOLLARS,
+    DURATION,
     MAX_LENGTH,
+    MAX_SECONDS,
     MILLISECONDS,
     NON_NEGATIVE_COUNT,
     NUMBER,
@@ -238,6 +240,32 @@ MOE_TENSOR_PARALLEL = About(
 )
 FURTHER_MODELS = About(
     "TOML file of [[model]] rows of further models on the same devices.", path="input", since="0.3"
+)
+BATCH_SHARE = About("Share of requests that run in the background.", unit=SHARE)
+OFF_PEAK = About(
+    "When background requests run: 22:00-06:00, optionally @18:30 for the start time.",
+    metavar="HOURS",
+)
+COMPLETION_WINDOW = About(
+    "Background requests come from a batch store, which gives each of them this time.",
+    unit=DURATION,
+    range=Range(1, MAX_SECONDS),
+    unset="they are routed, without a deadline",
+    since="0.3",
+)
+BATCH_RATE = About(
+    "Batch requests per second, on average, that the fleet serves in the troughs.",
+    unit=RATE,
+    range=Range(0, 1e9),
+    since="0.3",
+)
+MEAN_REQUEST_RATE = About(
+    "With --batch-rate: mean of the rate over a completion window, of which --request-rate is the "
+    "peak.",
+    unit=RATE,
+    range=Range(0, 1e9),
+    unset="--request-rate",
+    since="0.3",
 )
 RESUME_REQUESTS = About(
     "Requests of a failed replica continue elsewhere behind the tokens that they have.",

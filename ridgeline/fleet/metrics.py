@@ -9,9 +9,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.fleet.backends import Backends
-from ridgeline.fleet.page.view import BackendView, FleetView, batch_demand
+from ridgeline.fleet.page.view import BackendView, FleetView
 from ridgeline.fleet.parking import Parking
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals
+from ridgeline.routing.batch_demand import batch_demand
 
 _COUNTERS = {
     "requests": "Requests that were routed.",

@@ -12,7 +12,7 @@ import asyncio
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -243,7 +243,7 @@ class TwinFleet:
     def __init__(self, loop: FleetLoop, plan: TwinFleetPlan) -> None:
         self._loop, self._plan = loop, plan
         self._threads = VirtualThreads(loop, loop.rng, 0.0)
-        self._rng = np.random.default_rng(plan.seed)
+        self._lives_s: dict[int, Iterator[float]] = {}  # by port, to its failures
         self.places: list[_Place] = []
         self._next_port = FIRST_PORT
         self.backends = Backends(
@@ -257,6 +257,7 @@ class TwinFleet:
                 min_replicas=plan.scaling.min_replicas,
                 max_replicas=plan.scaling.max_replicas,
                 stable_s=plan.scaling.stable_s,
+                allowed_wait_s=plan.scaling.allowed_wait_s,
             )
         self.gateway = Gateway(
             self.backends, Parking(10**6, 1e6), RetryBudget(1.0), GatewayConfig(scaling=scaling)
@@ -318,7 +319,10 @@ class TwinFleet:
         )
 
     async def _fail_later(self, place: _Place, faults: FaultModel) -> None:
-        await asyncio.sleep(float(self._rng.exponential(faults.mtbf_s)))
+        if place.port not in self._lives_s:
+            number = place.port - FIRST_PORT  # as the simulator's replica of that number
+            self._lives_s[place.port] = faults.lives_s(self._plan.seed, number)
+        await asyncio.sleep(next(self._lives_s[place.port]))
         twin, place.twin = place.twin, None
         if twin is None:
             return
@@ -437,6 +441,7 @@ def simulate_same(plan: TwinFleetPlan, requests: Sequence[SimulatedRequest]) -> 
             scaling=plan.scaling,
             faults=plan.faults,
             seed=plan.seed,
+            resume=True,
         ),
     )
 

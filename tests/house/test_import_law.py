@@ -42,7 +42,7 @@ LAW: dict[str, set[str]] = {
     "engine.scheduler": FLOOR,
     "engine": FLOOR | {"engine.scheduler", "_native"},
     "compress": FLOOR | {"engine", "engine.scheduler"},
-    "serve": FLOOR,
+    "serve": FLOOR | {"routing"},
     "fleet": FLOOR | {"routing", "serve"},
     "measure": FLOOR,
     "diagnose": FLOOR | {"measure"},

@@ -138,6 +138,24 @@ def test_invalid_workloads_are_rejected() -> None:
         search(load_planning_spec("llama-2-7b"), long, SLO, SPACE, CATALOGUE)
 
 
+@pytest.mark.parametrize(
+    ("mean", "batch", "replicas"),
+    [(None, 0.0, 4), (8.0, 12.0, 4), (8.0, 13.0, 5), (None, 1.0, 5), (0.0, 50.0, 10)],
+)
+def test_fleet_holds_the_peak_and_the_mean_with_batch_requests(
+    mean: float | None, batch: float, replicas: int
+) -> None:
+    demand = with_(demand_of([(100, 10)], 20.0), mean_rate=mean, batch_rate=batch)
+    assert demand.replicas_at(5.0) == replicas
+
+
+def test_mean_above_the_peak_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadInput, match="cannot exceed their peak"):
+        with_(demand_of([(100, 10)], 20.0), mean_rate=21.0)
+    assert main(["plan", "llama-3.1-8b", "--accelerator", "l4", "--mean-request-rate", "0.5"]) == 2
+    assert "no effect without --batch-rate" in capsys.readouterr().err
+
+
 def test_demand_from_lengths() -> None:
     made = demand_of([(100, 10)] * 19 + [(1000, 30)], 2.0, cached=0.5)
     assert (made.isl, made.osl, made.isl_p95, made.longest) == (145, 11, 1000, 1030)

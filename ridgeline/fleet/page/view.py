@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 
@@ -22,14 +20,6 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     oldest_s: float = 0.0
     batch_store: str = ""
     batch_servers: float = 0.0
-
-
-def batch_demand(demands: Iterable[tuple[str, float]]) -> float:
-    """Servers for all batch stores; of those that share a store, the largest number counts."""
-    by_store: dict[str, float] = {}
-    for store, servers in demands:
-        by_store[store] = max(servers, by_store.get(store, 0.0))
-    return sum(by_store.values())
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):

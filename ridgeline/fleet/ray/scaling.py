@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ridgeline.fleet.page.view import FleetView, batch_demand
+from ridgeline.fleet.page.view import FleetView
 from ridgeline.fleet.ray.fleet_file import FleetModel
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals, ScalingPolicy
+from ridgeline.routing.batch_demand import batch_demand
 
 SCALING_S = 5.0
 """Time between two decisions."""

@@ -21,6 +21,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     `isl_p95`: 95th percentile prompt. `cached`: mean number of prompt tokens found in the prefix
     cache, `tiers` behind them in tiers of it. `longest`: the largest context (prompt and answer).
     `input_cv2`: squared coefficient of variation of the prompt lengths, which lengthens queues.
+    `batch_rate`: batch requests of the same lengths per second, on average, which use what is left
+    while there is less than `rate`; `mean_rate`: the mean rate over their completion window.
     """
 
     rate: float
@@ -31,6 +33,14 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     cached: int = 0
     input_cv2: float = 0.0
     tiers: TierHits | None = None
+    batch_rate: float = 0.0
+    mean_rate: float | None = None
+
+    def replicas_at(self, rate: float) -> int:
+        """Replicas of that rate: enough for the peak, and for the mean with the batch requests. A
+        step takes batch requests as far as it stays within the SLO, so both count the same."""
+        mean_rate = self.rate if self.mean_rate is None else self.mean_rate
+        return math.ceil(max(self.rate, mean_rate + self.batch_rate) / rate)
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= MAX_RATE:
@@ -38,6 +48,12 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
                 "the request rate must be positive",
                 value=self.rate,
                 limit=f"> 0 /s, at most {MAX_RATE:g}",
+            )
+        if self.batch_rate < 0 or not 0 <= (self.mean_rate or 0.0) <= self.rate:
+            raise BadInput(
+                "the mean rate of requests cannot exceed their peak",
+                value=f"{self.mean_rate:g}/s" if self.mean_rate else self.batch_rate,
+                limit=f"0..{self.rate:g}/s",
             )
         if min(self.isl, self.osl) < 1 or not 0 <= self.cached < self.isl:
             raise BadInput(

@@ -323,7 +323,7 @@ def _candidate(
     at, decode_s = spread.at, decode_step_s(machine, point)
     ttft_s, tpot_s = _latency_quantiles(machine, demand, slo, point, spread)
     rate = RATE_MARGIN * at.rate
-    num_replicas = math.ceil(demand.rate / rate)
+    num_replicas = demand.replicas_at(rate)
     num_devices = num_replicas * machine.layout.num_devices
     eff = machine.efficiency
     ttft, tpot = interval(ttft_s, eff.ttft_error), interval(tpot_s, machine.tpot_error)
@@ -369,7 +369,10 @@ def _at_demand(
     catalogue: Mapping[str, Accelerator],
     adapters: AdapterLoad,
 ) -> Candidate:
-    """The fleet with the latencies of the demanded load, which may be far below its full rate."""
+    """The fleet with the latencies of the demanded load, which may be far below its full rate; of
+    the full rate where batch requests fill it."""
+    if demand.batch_rate:
+        return fleet
     machine = build_replica(
         spec,
         catalogue[fleet.device],

@@ -8,6 +8,9 @@ All events are in one heap, ties broken by order of insertion, so a seed determi
 Nothing is examined between two events: a replica whose sequences only decode costs nothing until
 one of them finishes or a request arrives.
 
+Batch requests with a deadline are not routed: replicas take them when they have room for more
+(`batch_queue`).
+
 With a `decode` pool the fleet is disaggregated: a prompt is computed in the first pool, its KV is
 transferred, and the second pool decodes. The second pool's prefix cache receives the full blocks;
 the last, partial block of the prompt is computed again there.
@@ -17,16 +20,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
-
-import numpy as np
 
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
 from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers, TierTotals
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput, EngineFull
+from ridgeline.plan.simulate.batch_queue import BatchQueue
 from ridgeline.plan.simulate.kv_tiers import add_totals
 from ridgeline.plan.simulate.records import (
     Autoscaling,
@@ -55,6 +57,9 @@ def simulate_fleet(
     """
     if not config.replicas:
         raise BadInput("a fleet needs at least one replica", value=0, limit=">= 1")
+    requests = list(requests)
+    if config.decode and any(request.deadline_s is not None for request in requests):
+        raise BadInput("batch requests with a deadline need replicas that prefill and decode")
     simulation = _FleetSimulation(requests, config)
     simulation.run(end_s)
     return simulation.outcome()
@@ -66,7 +71,9 @@ class _FleetSimulation:
     def __init__(self, requests: Iterable[SimulatedRequest], config: FleetConfig) -> None:
         self.config, self.now_s = config, 0.0
         self.outcomes = [RequestOutcome(request) for request in requests]
-        self.rng = np.random.default_rng(config.seed)
+        self.lives_s: dict[int, Iterator[float]] = {}  # by replica, to its failures
+        self.batches = BatchQueue(config.off_peak)
+        self.batches_open_s = -math.inf  # when they are looked at next, outside of the window
         self.routers: dict[tuple[int, str], Router] = {}  # by pool and model
         self.heap: list[tuple[float, int, Callable[[], None] | None, FleetReplica | None]] = []
         self.replicas: list[FleetReplica] = []
@@ -146,11 +153,39 @@ class _FleetSimulation:
     # -- requests
 
     def _arrive(self, index: int) -> None:
-        not_before_s = self.outcomes[index].request.not_before_s
-        if not_before_s > self.now_s:
-            self._schedule(not_before_s, partial(self._route, index, 0))
+        request = self.outcomes[index].request
+        if request.deadline_s is not None:
+            if self.batches.add(index, request.deadline_s):
+                self._schedule(request.deadline_s, partial(self._expire, request.deadline_s))
+            self._start_batches()
+        elif request.not_before_s > self.now_s:
+            self._schedule(request.not_before_s, partial(self._route, index, 0))
         else:
             self._route(index, 0)
+
+    def _start_batches(self) -> None:
+        """Give batch requests that wait to the replicas with the fewest of them, as far as those
+        have slots."""
+        queue, opens_s = self.batches, self.batches.opens_s(self.now_s)
+        if queue.first is not None and opens_s > self.now_s:
+            if self.batches_open_s < opens_s:
+                self.batches_open_s = opens_s
+                self._schedule(opens_s, self._start_batches)
+            return
+        while (index := queue.first) is not None:
+            model = self.outcomes[index].request.model
+            active = self._active_with(model, 0)
+            chosen = min(active, key=lambda i: (queue.num_running(i), i), default=None)
+            if chosen is None or queue.num_running(chosen) >= self.replicas[chosen].num_slots:
+                return
+            queue.take(chosen, self.replicas[chosen].num_slots, self.now_s)
+            self._send(index, self.replicas[chosen])
+
+    def _expire(self, deadline_s: float) -> None:
+        """The deadline of batch requests has passed; what runs goes on, in vain."""
+        for index in self.batches.expire(deadline_s):
+            self.outcomes[index].error = "its deadline passed"
+            self.num_open -= 1
 
     def _route(self, index: int, pool: int) -> None:
         """Send request `index` to a replica of the pool, or hold it until one is in service."""
@@ -164,11 +199,17 @@ class _FleetSimulation:
         name = str(index)
         if replica.limiter is not None and not self._admit(replica, replica.limiter, name, index):
             return
-        engine_request = self._make_request(name, self.outcomes[index], pool)
-        replica.simulated.add(engine_request, self.now_s, request.model, has_kv=pool > 0)
-        replica.in_flight[name], replica.sent_s[name] = index, self.now_s
+        self._send(index, replica)
+        replica.sent_s[name] = self.now_s
         self.load.note_sent(replica.id, request.num_prompt)
-        self.outcomes[index].replica = replica.id
+
+    def _send(self, index: int, replica: FleetReplica) -> None:
+        """Begin a request on a replica."""
+        name, outcome = str(index), self.outcomes[index]
+        request = self._make_request(name, outcome, replica.pool)
+        model, has_kv = outcome.request.model, replica.pool > 0
+        replica.simulated.add(request, self.now_s, model, has_kv=has_kv)
+        replica.in_flight[name], outcome.replica = index, replica.id
         self._schedule_replica(replica)
 
     def _active_with(self, model: str, pool: int) -> list[int]:
@@ -241,10 +282,15 @@ class _FleetSimulation:
             del replica.in_flight[event.request_id]
             if replica.limiter is not None:
                 replica.limiter.remove(event.request_id)
-            self.load.note_ended(replica.id)
+            is_batch = self.batches.is_running(index, replica.id)
+            if not is_batch:
+                self.load.note_ended(replica.id)
             if replica.draining and not replica.in_flight:
                 self._terminate(replica)
-            self._finish_stage(index, replica, event.at_s)
+            if not is_batch or self.batches.end(index, replica.id, replica.num_slots, event.at_s):
+                self._finish_stage(index, replica, event.at_s)
+            if is_batch:
+                self._start_batches()
 
     def _note_first_token(
         self, replica: FleetReplica, event: Token, outcome: RequestOutcome
@@ -321,12 +367,16 @@ class _FleetSimulation:
             self.active[replica.pool].append(replica.id)
         self._record_size()
         if self.config.faults is not None:
-            wait_s = float(self.rng.exponential(self.config.faults.mtbf_s))
-            self._schedule(self.now_s + wait_s, lambda: self._fail(replica))
+            if replica.id not in self.lives_s:
+                lives_s = self.config.faults.lives_s(self.config.seed, replica.id)
+                self.lives_s[replica.id] = lives_s
+            life_s = next(self.lives_s[replica.id])
+            self._schedule(self.now_s + life_s, lambda: self._fail(replica))
         held = list(self.held[replica.pool])
         self.held[replica.pool].clear()
         for index in held:
             self._route(index, replica.pool)
+        self._start_batches()
 
     def _fail(self, replica: FleetReplica) -> None:
         """Restart its requests elsewhere; the replica returns empty after its repair."""
@@ -356,7 +406,10 @@ class _FleetSimulation:
             outcome.num_restarts += 1
             if self.config.resume:
                 outcome.num_resumed += num_tokens + replica.pool  # the first pool made one
-            self._route(index, 0)
+            if not self.batches.is_running(index, replica.id):
+                self._route(index, 0)
+        self.batches.put_back(replica.id)
+        self._start_batches()
 
     def _deactivate(self, replica: FleetReplica) -> None:
         """Route no more requests to the replica."""
@@ -373,13 +426,20 @@ class _FleetSimulation:
         self.num_replicas.append((self.now_s, sum(replica.up for replica in self.replicas)))
 
     def _scale(self) -> None:
-        """Adjust the number of replicas of the first pool to the requests in flight."""
+        """Adjust the number of replicas of the first pool to the load, as a gateway would."""
         scaling = self.config.scaling
         assert scaling is not None
         paid = [r for r in self.replicas if r.pool == 0 and r.until_s == math.inf]
         serving = [r for r in paid if not r.draining]
         in_flight = sum(self.load.in_flight[r.id] for r in paid) + len(self.held[0])
-        signals = FleetSignals(in_flight=in_flight, num_replicas=len(serving))
+        sent_s = [next(iter(r.sent_s.values()), self.now_s) for r in paid]  # the oldest of each
+        active = self.active[0]
+        signals = FleetSignals(
+            in_flight=in_flight,
+            num_replicas=len(serving),
+            queue_age_s=self.now_s - min(sent_s, default=self.now_s),
+            batch_demand=self.batches.demand(active, self.now_s),
+        )
         target = self.autoscaler.decide(signals, self.now_s)
         for _ in range(target - len(serving)):
             self._add_replica(self.config.replicas[0], 0, scaling.startup_s)
@@ -420,6 +480,7 @@ def _autoscaler(scaling: Autoscaling) -> Autoscaler:
             target_in_flight=scaling.target,
             min_replicas=scaling.min_replicas,
             max_replicas=scaling.max_replicas,
+            allowed_wait_s=scaling.allowed_wait_s,
             stable_s=scaling.stable_s,
         )
     )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
 from ridgeline.engine.scheduler.kv.cache_tiers import TierTotals
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.calibration.interference import InterferenceSampler
+from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.simulate.replica import SimulatedReplica
 from ridgeline.plan.simulate.shared_replica import SharedReplica
 from ridgeline.plan.step_time.simulated import StepTimes
@@ -23,9 +25,9 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `prefix` holds ids of the prompt's leading blocks of `prefix_block` tokens: equal ids stand for
     equal tokens, and tokens after them are unique to the request. `background`: a batch request.
-    `not_before_s`: when it may be served at the earliest. `ttft_slo_s`: when its first
-    token is due, for routers that heed it. `model`: which one it names, where replicas have several
-    models.
+    `not_before_s`: when it may be served at the earliest. `deadline_s`: of a request in a batch
+    store, when it must have ended. `ttft_slo_s`: when its first token is due, for routers that heed
+    it. `model`: which one it names, where replicas have several models.
     """
 
     at_s: float
@@ -37,6 +39,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     kind: str = ""
     not_before_s: float = 0.0
+    deadline_s: float | None = None
     ttft_slo_s: float | None = None
     model: str = ""
 
@@ -78,7 +81,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
     """Every `interval_s`, scale to the number of replicas that keeps `target` requests in flight on
-    each.
+    each, with what open batch requests need to end by their deadlines, and with more while a
+    request has waited longer than `allowed_wait_s` for its first token.
 
     A new replica serves after `startup_s`; a surplus one drains and then stops, once none was
     wanted for `stable_s`.
@@ -90,16 +94,25 @@ class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 15.0
     startup_s: float = 120.0
     stable_s: float = 0.0
+    allowed_wait_s: float | None = None
 
 
 class FaultModel(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas fail at random, every `mtbf_s` of service on average, and return after `repair_s`.
 
-    Also models spot instances that are reclaimed.
+    Also models spot instances that are reclaimed. How long a replica serves until each of its
+    failures depends on its number and the seed alone, so fleets that differ in something else, or
+    are not simulated, can have the same failures.
     """
 
     mtbf_s: float
     repair_s: float = 120.0
+
+    def lives_s(self, seed: int, number: int) -> Iterator[float]:
+        """Seconds of service between the failures of the replica with that number."""
+        rng = np.random.default_rng((seed, number))
+        while True:
+            yield float(rng.exponential(self.mtbf_s))
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +123,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     commit, for tests of invariants. With `throttle` every replica refuses interactive requests
     while their p95 latencies violate that SLO. `slo`: of all interactive requests. `resume`:
     requests of a failed replica continue elsewhere behind the tokens that they have; else they
-    start again.
+    start again. `off_peak`: when batch requests with a deadline may start.
     """
 
     replicas: tuple[ReplicaConfig, ...]
@@ -125,6 +138,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     throttle: Slo | None = None
     slo: Slo | None = None
     resume: bool = False
+    off_peak: OffPeak | None = None
 
 
 @dataclass(slots=True)
@@ -163,6 +177,12 @@ class FleetReplica:
     in_flight: dict[str, int] = field(default_factory=dict)
     sent_s: dict[str, float] = field(default_factory=dict)  # until the first token
     limiter: QueueLimiter | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Requests of its first model that it serves at once."""
+        count = max(self.config.num_stages, self.config.num_groups)
+        return count * self.simulated.schedulers[0].limits.max_num_seqs
 
 
 class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):

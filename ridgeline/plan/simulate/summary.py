@@ -28,12 +28,13 @@ class LatencySpread(msgspec.Struct, frozen=True, kw_only=True):
 class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Batch requests, which have no SLO.
 
-    `e2e` starts at the arrival, or at the opening of the request's off-peak window if that is
-    later.
+    `e2e` starts at the arrival, or, without a deadline, at the opening of the request's off-peak
+    window if that is later. `num_expired`: those that were not served by their deadline.
     """
 
     num_requests: int
     num_served: int
+    num_expired: int
     e2e: LatencySpread | None
 
 
@@ -180,6 +181,9 @@ def _batch(requests: Sequence[RequestOutcome]) -> BatchSummary | None:
     return BatchSummary(
         num_requests=len(batch),
         num_served=len(done),
+        num_expired=sum(
+            x.request.deadline_s is not None and math.isnan(x.finished_s) for x in batch
+        ),
         e2e=_spread(done, lambda x: x.finished_s - max(x.request.at_s, x.request.not_before_s)),
     )
 

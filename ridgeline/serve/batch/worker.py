@@ -6,10 +6,8 @@ its leases, and cancels requests whose lease it has lost: their batch has expire
 
 Outside the off-peak window it leases nothing; running requests are finished.
 
-It knows how many servers the open requests need to end by their deadlines. Of the batches that are
-due by an instant, every request takes the seconds that a request took of late, at the pace that
-interactive requests leave; the servers needed until then are their sum over the time that is left.
-The largest such number over all deadlines counts.
+It knows how many servers the open requests need to end by their deadlines
+(`ridgeline.routing.batch_demand`).
 """
 
 from __future__ import annotations
@@ -19,12 +17,13 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.routing.batch_demand import BatchPace, wanted_servers
 from ridgeline.serve.batch.records import BatchJob, BatchResult, Lease
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.validate import ValidatedFile, validate_file
@@ -32,10 +31,6 @@ from ridgeline.serve.batch.validate import ValidatedFile, validate_file
 _LOG = logging.getLogger("ridgeline.serve")
 Executor = Callable[[Lease], Awaitable[BatchResult]]
 """Runs one leased request. Raises EngineBusy if it should be retried later."""
-
-
-HALF_LIFE_S = 600.0  # of work in the pace of requests
-MIN_LEFT_S = 1.0  # until a deadline, at least: it may have passed
 
 
 class EngineBusy(Exception):
@@ -78,29 +73,6 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     window: DailyWindow | None = None
 
 
-class Pace:
-    """Seconds of a server per batch request; older work counts half for every `HALF_LIFE_S`."""
-
-    def __init__(self) -> None:
-        self._busy_s = self._num_results = 0.0
-        self._last_s: float | None = None
-
-    def note(self, now_s: float, num_results: int, *, is_busy: bool) -> None:
-        """`num_results` since the last call; `is_busy`: whether requests run from now on."""
-        if self._last_s is not None:
-            elapsed_s = max(0.0, now_s - self._last_s)
-            kept = 0.5 ** (elapsed_s / HALF_LIFE_S)
-            self._busy_s = kept * self._busy_s + elapsed_s
-            self._num_results *= kept
-        self._num_results += num_results
-        self._last_s = now_s if is_busy else None
-
-    @property
-    def seconds_per_request(self) -> float | None:
-        """None before the first result."""
-        return self._busy_s / self._num_results if self._num_results > 0 else None
-
-
 class BatchWorker:
     """Runs until `stop`; `wake` makes it look for work at once."""
 
@@ -121,7 +93,7 @@ class BatchWorker:
         self._wake_event = asyncio.Event()
         self._is_stopped = self._has_ended = False
         self._paused_until_s = -math.inf
-        self._pace, self._wanted_servers = Pace(), 0.0
+        self._pace, self._wanted_servers = BatchPace(), 0.0
 
     @property
     def wanted_servers(self) -> float:
@@ -213,7 +185,9 @@ class BatchWorker:
         seconds = self._pace.seconds_per_request
         if seconds is None:
             return 0.0
-        return wanted_servers(self._store.with_status("in_progress"), seconds, self._clock())
+        batches = self._store.with_status("in_progress")
+        open_until = [(b.total - b.completed - b.failed, b.expires_at) for b in batches]
+        return wanted_servers(open_until, seconds, self._clock())
 
     def _validate(self, batch: BatchJob) -> ValidatedFile:
         file = self._store.files.get(batch.input_file_id)
@@ -232,7 +206,7 @@ class BatchWorker:
         leases = await asyncio.to_thread(self._store.lease, num_free)
         for lease in leases:
             self._running[lease.token] = (lease, asyncio.ensure_future(self._run_one(lease)))
-        self._pace.note(self._timer(), 0, is_busy=bool(self._running))
+        self._note_pace(0)
 
     async def _run_one(self, lease: Lease) -> None:
         """Run one request; whatever happens, its place becomes free."""
@@ -253,9 +227,13 @@ class BatchWorker:
         if results:
             await asyncio.to_thread(self._store.settle, results)
             del self._results[: len(results)]
-        self._pace.note(self._timer(), len(results), is_busy=bool(self._running))
+        self._note_pace(len(results))
         if results:
             await asyncio.to_thread(self._complete_batches, results)
+
+    def _note_pace(self, num_results: int) -> None:
+        share = len(self._running) / self._options.max_concurrency
+        self._pace.note(self._timer(), num_results, share)
 
     def _complete_batches(self, results: Sequence[BatchResult]) -> None:
         """Complete a batch with its last request, and not at the next poll."""
@@ -281,17 +259,6 @@ class BatchWorker:
         await asyncio.gather(*(task for _, task in running), return_exceptions=True)
         await self._settle()
         await asyncio.to_thread(self._store.release, [lease for lease, _ in running])
-
-
-def wanted_servers(batches: Iterable[BatchJob], seconds_per_request: float, now_s: float) -> float:
-    """Servers of this pace, all of their time, that end every batch by its deadline; at most one
-    for each open request."""
-    num_open, wanted = 0, 0.0
-    for batch in sorted(batches, key=lambda batch: batch.expires_at):
-        num_open += batch.total - batch.completed - batch.failed
-        left_s = max(MIN_LEFT_S, batch.expires_at - now_s)
-        wanted = max(wanted, min(num_open, num_open * seconds_per_request / left_s))
-    return wanted
 
 
 def failed_result(lease: Lease, code: str, message: str) -> BatchResult:

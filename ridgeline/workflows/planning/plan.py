@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -157,6 +158,7 @@ def plan(options: PlanOptions) -> PlanResult:
     else:
         demand, traffic = live_demand(options, spec)
     slo = Slo.parse(options.slo)
+    demand = _with_batches(demand, options)
     _check_context(options, demand, spec)
     space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
     search_result = search(spec, demand, slo, space, catalogue)
@@ -207,6 +209,31 @@ def _demand(options: PlanOptions) -> Demand:
         lengths = [(isl, OSL if options.output_len is None else options.output_len)]
     demand = demand_of(lengths, options.request_rate, options.cached_share)
     return _with_tiers(demand, options)
+
+
+def _with_batches(demand: Demand, options: PlanOptions) -> Demand:
+    """The demand with its batch requests. Raises BadInput for a mean without them."""
+    if options.mean_request_rate is not None and not options.batch_rate:
+        raise BadInput(
+            "--mean-request-rate has no effect without --batch-rate",
+            value=options.mean_request_rate,
+        )
+    return msgspec.structs.replace(
+        demand, batch_rate=options.batch_rate, mean_rate=options.mean_request_rate
+    )
+
+
+def _batch_notes(demand: Demand, best: Candidate) -> list[str]:
+    """What the batch requests add to the fleet."""
+    if not demand.batch_rate:
+        return []
+    without = math.ceil(demand.rate / best.rate)
+    return [
+        f"batch requests: {demand.batch_rate:g} per second fit next to the interactive ones over a "
+        f"completion window; without them {without} of the {best.num_replicas} replicas serve the "
+        "peak; latencies are those of full replicas (simulate a trace with --batch-share and "
+        "--completion-window to see deadlines)"
+    ]
 
 
 def _with_tiers(demand: Demand, options: PlanOptions) -> Demand:
@@ -370,6 +397,7 @@ def _result(
             *_context_notes(search_result.fleets),
             *_notes(options, best, model, catalogue),
             *_tier_notes(model, demand, best),
+            *_batch_notes(demand, best),
             *_adapter_notes(adapters, model.resident_bytes - plain.resident_bytes),
             *stale,
         ),

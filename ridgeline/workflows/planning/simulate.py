@@ -143,9 +143,10 @@ def _notes(options: SimulateOptions, replicas: tuple[Replica, ...]) -> list[str]
             "--num-seeds 40 samples the level, the run-to-run variance and the model error"
         )
     if options.batch_share:
+        since = "when they may start" if options.completion_window is None else "their arrival"
         notes.append(
-            "SLO, TTFT, TPOT and e2e are of interactive requests; batch requests count from when "
-            "they may start"
+            "SLO, TTFT, TPOT and e2e are of interactive requests; batch requests count from "
+            f"{since}"
         )
     if options.kv_tier_memory is not None or options.kv_tier_size is not None:
         notes.append(

@@ -29,6 +29,7 @@ from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSa
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.further_models import FurtherModel, divide_memory
 from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers, tier_sizes
+from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.simulate.records import (
     Autoscaling,
     FaultModel,
@@ -89,6 +90,12 @@ def fleet_plan(
             limit=f"below --replicas {options.replicas}",
             fix=f"--replicas {options.decode_replicas + 1}",
         )
+    if options.decode_replicas and options.completion_window is not None:
+        raise BadInput(
+            "--completion-window cannot be combined with --decode-replicas: batch requests are "
+            "computed where they are taken",
+            fix="leave one of them out",
+        )
     if sum(count for _, count in kinds) > MAX_REPLICAS:
         raise BadInput("--accelerator names too many replicas", limit=f"{MAX_REPLICAS:,}")
     replicas = _builds(options, kinds, longest_request)
@@ -108,6 +115,7 @@ def fleet_plan(
         throttle=_throttle(options),
         slo=options.parsed_slo if _derives_wait(options) else None,
         resume=options.resume_requests,
+        off_peak=None if options.off_peak is None else OffPeak.parse(options.off_peak),
     )
 
 
@@ -388,8 +396,10 @@ def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
 def _scaling(options: SimulateOptions) -> Autoscaling | None:
     if options.autoscale is None:
         return None
+    slo = options.parsed_slo
     return Autoscaling(
         target=options.target_in_flight,
+        allowed_wait_s=None if slo is None else slo.ttft_s,
         max_replicas=options.autoscale,
         min_replicas=options.replicas,
         startup_s=options.startup_s,

@@ -18,6 +18,7 @@ from ridgeline.plan.simulate.records import SimulatedRequest
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
 from ridgeline.workflows.planning.pack import read_model_rows
 
+BATCHES_PER_WINDOW = 100
 Lengths = tuple[int, int, tuple[int, ...]]
 """Prompt tokens, output tokens, and the ids of the prompt's shared leading blocks."""
 
@@ -112,8 +113,14 @@ def _requests(
     With an off-peak window, those are held back until it opens.
     """
     window = None if options.off_peak is None else OffPeak.parse(options.off_peak)
-    if window is not None and not options.batch_share:
-        raise BadInput("--off-peak has no effect without --batch-share", value=options.off_peak)
+    for name, value in (
+        ("--off-peak", options.off_peak),
+        ("--completion-window", options.completion_window),
+    ):
+        if value is not None and not options.batch_share:
+            raise BadInput(f"{name} has no effect without --batch-share", value=value)
+    if options.completion_window is not None:
+        window = None  # the batch store keeps it
     draws = np.random.default_rng(options.seed + 1).random(len(lengths))
     background = (draws < options.batch_share).tolist()
     slo = options.parsed_slo
@@ -128,9 +135,20 @@ def _requests(
             background=is_background,
             kind="batch" if is_background else "",
             not_before_s=window.opens_s(arrival_s) if is_background and window else 0.0,
+            deadline_s=_deadline_s(options, arrival_s) if is_background else None,
             ttft_slo_s=None if slo is None else slo.ttft_s,
         )
         for i, ((num_prompt, num_output, blocks), arrival_s, is_background) in enumerate(
             zip(lengths, arrivals_s, background, strict=True)
         )
     ]
+
+
+def _deadline_s(options: SimulateOptions, arrival_s: float) -> float | None:
+    """Requests that arrive in the same hundredth of the window are one batch, due with its
+    first."""
+    window_s = options.completion_window
+    if window_s is None:
+        return None
+    step_s = window_s / BATCHES_PER_WINDOW
+    return arrival_s // step_s * step_s + window_s

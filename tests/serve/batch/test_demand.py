@@ -11,17 +11,16 @@ import httpx
 import pytest
 
 from ridgeline.fleet.backends import BatchDemand
-from ridgeline.fleet.page.view import batch_demand
+from ridgeline.routing.batch_demand import (
+    HALF_LIFE_S,
+    BatchPace,
+    batch_demand,
+    wanted_servers,
+)
 from ridgeline.serve.batch.attach import store_name
 from ridgeline.serve.batch.records import BatchJob, BatchResult, Lease
 from ridgeline.serve.batch.store import BatchStore
-from ridgeline.serve.batch.worker import (
-    HALF_LIFE_S,
-    BatchWorker,
-    Pace,
-    WorkerOptions,
-    wanted_servers,
-)
+from ridgeline.serve.batch.worker import BatchWorker, WorkerOptions
 from tests.serve.batch.helpers import Clock, accepted, outcome
 
 
@@ -33,24 +32,33 @@ def batches(store: BatchStore, *sizes_and_windows: tuple[int, int]) -> list[Batc
 
 
 def test_pace_counts_only_the_time_in_which_requests_ran() -> None:
-    pace = Pace()
-    pace.note(0.0, 0, is_busy=False)
+    pace = BatchPace()
+    pace.note(0.0, 0, 0.0)
     assert pace.seconds_per_request is None
-    pace.note(100.0, 0, is_busy=True)
-    pace.note(106.0, 3, is_busy=False)
-    pace.note(400.0, 0, is_busy=True)
-    pace.note(402.0, 1, is_busy=False)
+    pace.note(100.0, 0, 1.0)
+    pace.note(106.0, 3, 0.0)
+    pace.note(400.0, 0, 1.0)
+    pace.note(402.0, 1, 0.0)
     assert pace.seconds_per_request == pytest.approx(2.0, rel=0.01)
 
 
+def test_time_counts_by_the_share_of_requests_that_could_run() -> None:
+    pace = BatchPace()
+    pace.note(0.0, 0, 0.25)  # one of four: the others could have run, too
+    pace.note(8.0, 1, 1.0)
+    assert pace.seconds_per_request == pytest.approx(2.0, rel=0.01)
+    pace.note(16.0, 4, 0.0)
+    assert pace.seconds_per_request == pytest.approx(2.0, rel=0.02)
+
+
 def test_pace_follows_what_is_recent() -> None:
-    pace = Pace()
-    pace.note(0.0, 0, is_busy=True)
+    pace = BatchPace()
+    pace.note(0.0, 0, 1.0)
     for second in range(1, 2000):
-        pace.note(second, 1, is_busy=True)
+        pace.note(second, 1, 1.0)
     assert pace.seconds_per_request == pytest.approx(1.0, rel=0.01)
     for step in range(1, int(8 * HALF_LIFE_S / 4)):
-        pace.note(2000 + 4 * step, 1, is_busy=True)
+        pace.note(2000 + 4 * step, 1, 1.0)
     assert pace.seconds_per_request == pytest.approx(4.0, rel=0.05)
 
 
@@ -61,7 +69,8 @@ def test_wanted_servers_are_those_of_the_tightest_deadline(tmp_path: Path, seed:
     store = BatchStore(tmp_path / "b.sqlite", clock=clock)
     jobs = batches(store, *((rng.randint(1, 9), rng.randint(50, 5000)) for _ in range(6)))
     seconds = rng.uniform(1.0, 20.0)
-    found = wanted_servers(rng.sample(jobs, len(jobs)), seconds, clock())
+    open_until = [(job.total, job.expires_at) for job in rng.sample(jobs, len(jobs))]
+    found = wanted_servers(open_until, seconds, clock())
     needs = []
     for due in jobs:
         num = sum(job.total for job in jobs if job.expires_at <= due.expires_at)
@@ -112,7 +121,7 @@ async def test_results_that_could_not_be_stored_count_once(
     store = BatchStore(tmp_path / "b.sqlite", clock=clock)
     batches(store, (1, 200))
     settle, counted, refusals = store.settle, list[int](), [1, 2, 3]
-    note = Pace.note
+    note = BatchPace.note
 
     def full(done: list[BatchResult]) -> int:
         if refusals:
@@ -120,15 +129,15 @@ async def test_results_that_could_not_be_stored_count_once(
             raise sqlite3.OperationalError("database or disk is full")
         return settle(done)
 
-    def counting(pace: Pace, now_s: float, num_results: int, *, is_busy: bool) -> None:
+    def counting(pace: BatchPace, now_s: float, num_results: int, share: float) -> None:
         counted.append(num_results)
-        note(pace, now_s, num_results, is_busy=is_busy)
+        note(pace, now_s, num_results, share)
 
     async def execute(lease: Lease) -> BatchResult:
         return outcome(lease)
 
     monkeypatch.setattr(store, "settle", full)
-    monkeypatch.setattr(Pace, "note", counting)
+    monkeypatch.setattr(BatchPace, "note", counting)
     options = WorkerOptions(max_concurrency=1, poll_s=0.01)
     await BatchWorker(store, execute, options, clock=clock, timer=timer).run_until_idle()
     assert not refusals and sum(counted) == 1

@@ -73,7 +73,9 @@ def _counts(summary: FleetSummary) -> list[tuple[str, str]]:
     ]
     if summary.batch is not None:
         batch = summary.batch
-        rows.append(("batch requests", f"{batch.num_served:,} of {batch.num_requests:,}"))
+        expired = f", {batch.num_expired:,} past their deadline" if batch.num_expired else ""
+        served = f"{batch.num_served:,} of {batch.num_requests:,}"
+        rows.append(("batch requests", f"{served}{expired}"))
     unusual = (
         ("prefix hits", f"{summary.hit_share:.1%}", summary.hit_share),
         *((f"  from {k}", f"{share:.1%}", share) for k, share in summary.tier_share.items()),
