@@ -458,6 +458,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_vl",
         {"head_dim": 8, **_rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True)},
     ),
+    "qwen3-vl-moe": (
+        "qwen3_vl_moe",
+        {
+            "head_dim": 8,
+            "moe_intermediate_size": 12,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            **_rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True),
+        },
+    ),
     "mistral3": ("mistral3", {"model_type": "mistral", "head_dim": 8, "sliding_window": None}),
 }
 VISION: dict[str, dict[str, Any]] = {
@@ -471,6 +481,15 @@ VISION: dict[str, dict[str, Any]] = {
         "fullatt_block_indexes": [0],
     },
     "qwen3_vl": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 24,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    },
+    "qwen3_vl_moe": {
         "depth": 1,
         "hidden_size": 16,
         "intermediate_size": 16,

@@ -223,13 +223,14 @@ def _experts(router: str, experts: str, gate: str, up: str, down: str) -> dict[s
     }
 
 
-def _stacked_experts(module: str) -> dict[str, TensorLocation]:
-    """As transformers 5 stores them: [experts, 2·inner, hidden] and [experts, hidden, inner]."""
+def _stacked_experts(module: str, *, transposed: bool = False) -> dict[str, TensorLocation]:
+    """As transformers 5 stores them: [experts, 2·inner, hidden] and [experts, hidden, inner];
+    `transposed`: [experts, hidden, 2·inner] and [experts, inner, hidden]."""
     layer = "model.layers.{layer}."
     gate_up = TensorLocation(
-        f"{layer}{module}.experts.gate_up_proj", ("expert_gate", "expert_up"), stacked=True
+        f"{layer}{module}.experts.gate_up_proj", ("expert_gate", "expert_up"), True, transposed
     )
-    down = TensorLocation(f"{layer}{module}.experts.down_proj", stacked=True)
+    down = TensorLocation(f"{layer}{module}.experts.down_proj", (), True, transposed)
     return {
         **_llama(),
         **_singles(layer, router=f"{module}.gate"),
@@ -363,6 +364,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
         (
             _experts("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
             _stacked_experts("mlp"),
+            _stacked_experts("mlp", transposed=True),  # Qwen3-VL
         ),
     ),
 }

@@ -126,10 +126,13 @@ def match(
     def located(layout: Layout) -> dict[Part, LocatedTensor]:
         return {p: locate(p, layout, sizes[p.layer] if p.layer is not None else {}) for p in wanted}
 
-    found = min(
-        (located(layout) for layout in layouts_of(spec.family, entries)),
-        key=lambda at: sum(1 for place in at.values() if place.name not in entries),
-    )
+    def misfits(at: Mapping[Part, LocatedTensor]) -> tuple[int, int]:
+        """How many parts are missing, and how many have another shape."""
+        there = [place for place in at.values() if place.name in entries]
+        wrong = sum(1 for place in there if entries[place.name].shape != place.whole)
+        return len(at) - len(there), wrong
+
+    found = min((located(layout) for layout in layouts_of(spec.family, entries)), key=misfits)
     _check(spec, found, entries, is_zero)
     return found
 

@@ -178,6 +178,7 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         qk_norm=True,
+        rope=RopeFields(mrope=True),
         moe=MoeFields(
             num_experts_key="num_experts",
             expert_size_key="moe_intermediate_size",

@@ -86,9 +86,7 @@ _SPARSE = "the engine has no sparse attention over latent vectors"
 _FLAT: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"deepseek_v32": ("deepseek_v3", _SPARSE), "glm_moe_dsa": ("deepseek_v3", _SPARSE)}
 )
-_NESTED: Mapping[str, str] = MappingProxyType(
-    {"kimi_k25": "kimi_k2", "kimi_k3": "kimi_linear", "qwen3_vl_moe": "qwen3_moe"}
-)
+_NESTED: Mapping[str, str] = MappingProxyType({"kimi_k25": "kimi_k2", "kimi_k3": "kimi_linear"})
 _IGNORED = frozenset(
     (
         "index_head_dim",

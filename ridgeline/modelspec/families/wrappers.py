@@ -126,6 +126,22 @@ WRAPPERS: Mapping[str, Wrapper] = {
         fields=frozenset(_QWEN_FIELDS.split()),
         defaults={"max_position_embeddings": 128_000, "rope_theta": 500_000.0},
     ),
+    "qwen3_vl_moe": Wrapper(
+        architecture="Qwen3VLMoeForConditionalGeneration",
+        text_types={"qwen3_vl_moe_text": "qwen3_moe"},
+        fields=frozenset(_QWEN_FIELDS.split()),
+        defaults={
+            "intermediate_size": 5632,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 128_000,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+        },
+    ),
 }
 
 
