@@ -65,6 +65,7 @@ from ridgeline.modelspec.rewrite import (
     with_blocks_decoded,
     with_dtype,
     with_kv_dtype,
+    within_context,
 )
 from ridgeline.modelspec.shard import ParallelSizes, ranks_of_node, shards_of
 from ridgeline.records import KvEviction, SamplingDefaults
@@ -361,6 +362,7 @@ def _spec(
 ) -> tuple[ModelSpec, torch.dtype]:
     """The spec as it will run, and the compute dtype."""
     stored = load_spec(settings.model)
+    stored = within_context(stored, settings.max_model_len or stored.max_positions)
     stored = stored if device.type == "cpu" else with_blocks_decoded(stored)
     dtype, why["dtype"] = resolve_dtype(settings.dtype, stored.stored_dtype, device)
     spec = _formats(settings, stored, device, dtype, why)

@@ -25,9 +25,10 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `factor`, `low_freq_factor`, … are the fields of Hugging Face's `rope_scaling` of that kind.
     `attention_factor` multiplies cos and sin (yarn, longrope); None means the kind's default.
-    Where nothing rotates (`dim` 0), `query_floor` F and `query_scale` s multiply the query at
-    position p by 1 + s·log(1 + floor((p + 1) / F)) (Llama 4; arXiv:2501.19399). `proportional`:
-    the share `turned` of the pairs turns, with the frequencies of the whole head (Gemma 4).
+    `query_floor` F, `query_offset` o and `query_scale` s multiply the query at position p by
+    1 + s·log(1 + floor((p + o) / F)) (arXiv:2501.19399; in Llama 4 where nothing rotates, in
+    Ministral 3 after the rotation). `proportional`: the share `turned` of the pairs turns, with the
+    frequencies of the whole head (Gemma 4).
     """
 
     dim: int
@@ -47,6 +48,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
     query_floor: int | None = None
+    query_offset: int = 0
     turned: float = 1.0
     query_scale: float = 0.0
 

@@ -222,6 +222,21 @@ def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
     return _recorded(out, f"* -> {dtype}: stored as {spec.stored_dtype}") if changed else out
 
 
+def within_context(spec: ModelSpec, num_tokens: int) -> ModelSpec:
+    """The spec of sequences of at most `num_tokens`: queries whose factor is 1 at all of their
+    positions are not scaled."""
+
+    def unscaled(layer: LayerSpec) -> LayerSpec:
+        rope = layer.attention.rope
+        if rope.query_floor is None or num_tokens - 1 + rope.query_offset >= rope.query_floor:
+            return layer
+        rope = replace(rope, query_floor=None, query_offset=0, query_scale=0.0)
+        return replace(layer, attention=replace(layer.attention, rope=rope))
+
+    new = {layer: unscaled(layer) for layer in dict.fromkeys(spec.layers)}
+    return replace(spec, layers=tuple(new[layer] for layer in spec.layers))
+
+
 def with_kv_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
     """Store keys and values in `dtype`: a float, or a format of `CODED_KV`.
 

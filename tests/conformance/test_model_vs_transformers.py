@@ -14,7 +14,12 @@ import torch
 import transformers
 from torch import Tensor
 
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.layers.native import NativeForward
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import has_states
+from ridgeline.modelspec.rewrite import within_context
 from tests.conformance.tiny_models import (
     FAMILIES,
     VOCAB,
@@ -157,5 +162,21 @@ def test_longrope_factors_follow_the_engines_context(tmp_path: Path, context: in
     ours = load_ours(tmp_path, max_model_len=context)
     tokens = [random.Random(7).randrange(VOCAB) for _ in range(context)]
     got = log_softmax(ours.runner.logits(tokens))
+    reference = log_softmax(reference_logits(model, tokens))
+    assert float((got - reference).abs().max()) < ABS_TOL
+
+
+def test_a_context_without_scaled_queries_runs_natively(tmp_path: Path) -> None:
+    """Ministral 3 scales queries beyond the trained context alone."""
+    model, spec = make_model("ministral3", tmp_path), load_spec(str(tmp_path))
+    floor = spec.layers[0].attention.rope.query_floor
+    assert floor is not None and within_context(spec, floor + 1) == spec
+    unscaled = within_context(spec, floor)
+    decoder = load_decoder(
+        str(tmp_path), unscaled, device="cpu", compute_dtype=torch.float32, max_model_len=floor
+    )
+    assert isinstance(decoder.forward, NativeForward)
+    tokens = [random.Random(9).randrange(VOCAB) for _ in range(floor)]
+    got = log_softmax(TorchRunner(decoder, None, None).logits(tokens))
     reference = log_softmax(reference_logits(model, tokens))
     assert float((got - reference).abs().max()) < ABS_TOL

@@ -70,6 +70,17 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 20,
 }
+_SCALED_QUERIES = {
+    "head_dim": 8,
+    **_rope(
+        "yarn",
+        factor=4.0,
+        mscale=1.0,
+        mscale_all_dim=1.0,
+        original_max_position_embeddings=12,
+        llama_4_scaling_beta=0.7,
+    ),
+}
 _LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 12,
@@ -317,6 +328,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "ministral3": ("ministral3", _SCALED_QUERIES),
     "cwm": ("cwm", {"head_dim": 8, "num_hidden_layers": 5, "sliding_window": 7}),
     "vaultgemma": (
         "vaultgemma",
@@ -469,6 +481,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral3": ("mistral3", {"model_type": "mistral", "head_dim": 8, "sliding_window": None}),
+    "mistral3-scaled": ("mistral3", {"model_type": "ministral3", **_SCALED_QUERIES}),
 }
 VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2},
@@ -536,6 +549,8 @@ TORCH_ONLY: dict[str, str] = {
     ),
     **dict.fromkeys(("gemma4-moe", "gemma4-moe-wide"), "experts have separate norms"),
     "glm4-moe-groups": "experts are chosen within groups",
+    "ministral3": "queries are scaled from position 12 on",
+    "mistral3-scaled": "queries are scaled",
     "cohere": "parallel",
     "cohere-tied": "parallel",
     "cohere2": "parallel",

@@ -75,6 +75,7 @@ KINDS = [
     "gemma4-kv-fp8",
     "gemma4-moe",
     "mistral",
+    "ministral3",
     "llama4",
     "glm4-moe-native",
     "deepseek-v3",

@@ -60,6 +60,7 @@ CONFIG_CLASSES = {
     "qwen2_moe": "Qwen2MoeConfig",
     "glm": "GlmConfig",
     "ministral": "MinistralConfig",
+    "ministral3": "Ministral3Config",
     "cwm": "CwmConfig",
     "vaultgemma": "VaultGemmaConfig",
     "hyperclovax": "HyperCLOVAXConfig",
@@ -212,6 +213,7 @@ TINY_OF: dict[str, dict[str, Any]] = {
     },
     "glm": {"head_dim": 16},
     "ministral": {"head_dim": 16, "sliding_window": 8},
+    "ministral3": {"head_dim": 16},
     "cwm": {"head_dim": 16},
     "vaultgemma": {"head_dim": 16},
     "hyperclovax": {"embedding_multiplier": 12.0, "logits_scaling": 0.2},
@@ -266,6 +268,7 @@ def test_default_values_are_those_of_the_config_class(family: str) -> None:
         "attn_type_list",
         "mlp_layer_types",
         "qk_head_dim",
+        "is_moe_layer",
     }
     only_here = {"max_window_layers"} if family in ("qwen3_moe", "smollm3") else set()
     names = {key: alias for alias, key in FAMILIES[family].aliases.items()}

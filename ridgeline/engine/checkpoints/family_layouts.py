@@ -329,7 +329,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "qwen2": (_llama(),),
     "qwen3": (_llama(),),
     **dict.fromkeys(("arcee", "ernie4_5", "granite", "helium", "seed_oss", "smollm3"), (_llama(),)),
-    **dict.fromkeys(("cwm", "ministral"), (_llama(),)),
+    **dict.fromkeys(("cwm", "ministral", "ministral3"), (_llama(),)),
     **dict.fromkeys(("exaone4", "olmo2", "olmo3"), (_normed_after(),)),
     "exaone_moe": _exaone_moe(),
     "glm": (_glm(),),

@@ -18,7 +18,12 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.attention.latent import LatentAttend, LatentUp
-from ridgeline.engine.model.rope import rotate_, rotate_interleaved_, scale_queries_
+from ridgeline.engine.model.rope import (
+    rotate_,
+    rotate_and_scale_queries_,
+    rotate_interleaved_,
+    scale_queries_,
+)
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
@@ -181,9 +186,12 @@ class ConcatLinear:
 
 def rotation_of(spec: AttentionSpec) -> Callable[..., None]:
     """What happens to heads of q and k in place, given the tables' cos and sin."""
-    if spec.rope.query_floor is not None:
+    rotate = rotate_interleaved_ if spec.rope.interleaved else rotate_
+    if spec.rope.query_floor is None:
+        return rotate
+    if not spec.rope.dim:
         return partial(scale_queries_, spec.num_heads)
-    return rotate_interleaved_ if spec.rope.interleaved else rotate_
+    return partial(rotate_and_scale_queries_, rotate, spec.num_heads)
 
 
 class AttentionLayer:

@@ -19,7 +19,7 @@ Shape legend: T tokens, P positions, R rotated dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -64,7 +64,8 @@ class RopeTables:
     def at(self, positions_T: Tensor, end: int) -> tuple[tuple[Tensor, Tensor], ...]:
         """(cos_T1R, sin_T1R) of each rope; `end` is larger than every position.
 
-        The first half of sin is negated: x·cos + swap_halves(x)·sin is the rotation.
+        The first half of sin is negated: x·cos + swap_halves(x)·sin is the rotation. Where queries
+        are scaled by their position, one more column holds their factors, and zeros.
         """
         rows = (table.index_select(0, positions_T) for table in self.tables_up_to(end))
         return tuple((row[:, 0:1], row[:, 1:2]) for row in rows)
@@ -80,18 +81,20 @@ class RopeTables:
         self.tables = tuple(self._table(rope) for rope in self.ropes)
 
     def _table(self, rope: RopeSpec) -> Tensor:
-        if rope.query_floor is not None:
-            return query_factors(rope, self.num_positions).to(self.device, self.dtype)
         angle_PR = angles(rope, self.num_positions, self.context)
         cos, sin = angle_PR.cos(), angle_PR.sin()
         both = torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)), 1)
-        return (both * attention_factor(rope)).to(device=self.device, dtype=self.dtype)
+        both = both * attention_factor(rope)
+        if rope.query_floor is not None:
+            both = torch.cat((both, query_factors(rope, self.num_positions)), -1)
+        return both.to(device=self.device, dtype=self.dtype)
 
 
 def query_factors(rope: RopeSpec, num_positions: int) -> Tensor:
     """A table of the factor of the query at each position, and zero: float32 [P, 2, 1]."""
-    assert rope.query_floor is not None and not rope.dim
-    steps_P = (torch.arange(num_positions, dtype=torch.float32) + 1.0) // rope.query_floor
+    assert rope.query_floor is not None
+    places_P = torch.arange(num_positions, dtype=torch.float32) + rope.query_offset
+    steps_P = places_P // rope.query_floor
     factor_P = 1.0 + rope.query_scale * torch.log1p(steps_P)
     return torch.stack((factor_P, torch.zeros_like(factor_P)), 1).unsqueeze(-1)
 
@@ -99,6 +102,18 @@ def query_factors(rope: RopeSpec, num_positions: int) -> Tensor:
 def scale_queries_(num_heads: int, x_THD: Tensor, factor_T11: Tensor, _: Tensor) -> None:
     """Multiply the first `num_heads` heads in place, in place of a rotation."""
     x_THD[:, :num_heads].mul_(factor_T11)
+
+
+def rotate_and_scale_queries_(
+    rotate: Callable[[Tensor, Tensor, Tensor], None],
+    num_heads: int,
+    x_THD: Tensor,
+    cos_T1X: Tensor,
+    sin_T1X: Tensor,
+) -> None:
+    """Rotate all heads in place; multiply the first `num_heads` by the last column, X = R + 1."""
+    rotate(x_THD, cos_T1X[..., :-1], sin_T1X[..., :-1])
+    x_THD[:, :num_heads].mul_(cos_T1X[..., -1:])
 
 
 def rotate_interleaved_(x_THD: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> None:

@@ -223,6 +223,17 @@ def sparse_by_type(values: ConfigFields) -> list[bool]:
     return [kind == "sparse" for kind in types]
 
 
+def sparse_by_type_or_flag(values: ConfigFields) -> list[bool]:
+    """K-EXAONE: `mlp_layer_types`, else `is_moe_layer`, one flag per layer."""
+    flags: Any = values.raw("is_moe_layer")
+    num = num_layers(values)
+    if values.raw("mlp_layer_types") is not None or flags is None:
+        return sparse_by_type(values)
+    if not isinstance(flags, list) or len(flags) != num or any(x not in (0, 1) for x in flags):
+        raise values.bad("is_moe_layer", f"a list of {num} flags")
+    return [bool(flag) for flag in flags]
+
+
 def all_full_by_type_list(values: ConfigFields) -> list[str]:
     """MiniMax M2: full attention, which an `attn_type_list` must say throughout (1)."""
     types: Any = values.raw("attn_type_list")

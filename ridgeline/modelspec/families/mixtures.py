@@ -21,7 +21,7 @@ def _llama4_attention(values: ConfigFields, attention: AttentionSpec, kind: str)
     rope, is_rotated = attention.rope, attention.rope.dim > 0
     if not is_rotated and values.flag("attn_temperature_tuning"):
         floor, scale = values.count("floor_scale"), values.number("attn_scale")
-        rope = replace(rope, query_floor=floor, query_scale=scale)
+        rope = replace(rope, query_floor=floor, query_offset=1, query_scale=scale)
     normed = is_rotated and values.flag("use_qk_norm")
     return replace(attention, chunk=chunk, rope=rope, qk_norm=normed, qk_norm_plain=normed)
 
@@ -218,6 +218,7 @@ MIXTURES: Mapping[str, Family] = {
             "sliding_window_pattern": 4,
             "layer_types": None,
             "mlp_layer_types": None,
+            "is_moe_layer": None,
             "first_k_dense_replace": 1,
             "moe_intermediate_size": 1024,
             "num_experts": 64,
@@ -235,8 +236,9 @@ MIXTURES: Mapping[str, Family] = {
             DEEPSEEK_EXPERTS,
             num_experts_key="num_experts",
             shared_count_key="num_shared_experts",
-            routed_layers=kinds.sparse_by_type,
+            routed_layers=kinds.sparse_by_type_or_flag,
         ),
+        fixed={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
     ),
     "olmoe": Family(
         architecture="OlmoeForCausalLM",

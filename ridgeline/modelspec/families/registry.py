@@ -125,6 +125,33 @@ FAMILIES: Mapping[str, Family] = {
         defaults={**_MISTRAL_LIKE, "sliding_window": 4096, "layer_types": None},
         layer_kinds=kinds.sliding_if_window_unless_explicit,
     ),
+    "ministral3": Family(
+        architecture="Ministral3ForCausalLM",
+        defaults={
+            **_MISTRAL_LIKE,
+            "vocab_size": 131_072,
+            "num_hidden_layers": 34,
+            "head_dim": 128,
+            "max_position_embeddings": 262_144,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+        },
+        layer_kinds=kinds.all_sliding_if_window,
+        rope=RopeFields(
+            default_theta=1_000_000.0,
+            scales_queries=True,
+            scaling={
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 16_384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        ),
+    ),
     "mixtral": Family(
         architecture="MixtralForCausalLM",
         defaults={
@@ -327,7 +354,8 @@ def _check_architecture(
     config: Mapping[str, Any], expected: str, model_type: str, where: str
 ) -> None:
     architectures = _architectures(config, where)
-    if architectures and expected not in architectures:
+    # K-EXAONE was published as ExaoneMoE and renamed to ExaoneMoe
+    if architectures and expected.lower() not in (one.lower() for one in architectures):
         raise BadModel(
             f"{where}: {architectures[0]} is not a text-generating {model_type} model",
             limit=f"supported: {expected}",

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.families.config_fields import ConfigFields
+from ridgeline.modelspec.families.config_fields import ConfigFields, bad_field
 from ridgeline.modelspec.model import RopeKind, RopeSpec
 
 TOP_LEVEL = (
@@ -29,6 +29,9 @@ _ALWAYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor"}
 _ALIASES = {"su": "longrope"}  # the first Phi-3 checkpoints
 _LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 _MROPE = frozenset({"mrope_section", "mrope_interleaved"})
+_BETA = "llama_4_scaling_beta"
+# the context is written here again, and read by nobody
+_OF_QUERIES = frozenset({_BETA, "max_position_embeddings"})
 
 
 class _RopeKeys(msgspec.Struct, frozen=True):
@@ -63,7 +66,8 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     `mrope`: fields of a multi-dimensional rotary embedding are read as the plain one, to which it
     is equal on text. `scaling`: the dictionary of a config that has none. `scales_full_only`:
     windowed layers have no scaling (OLMo 3). `default_partial` is the rotated part of a head where
-    neither `partial_rotary_factor` nor `rotary_dim` says so.
+    neither `partial_rotary_factor` nor `rotary_dim` says so. `scales_queries`: the field
+    `llama_4_scaling_beta` says how queries grow with their position.
     """
 
     default_theta: float = 10_000.0
@@ -75,6 +79,7 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     interleaved: bool = False
     scales_full_only: bool = False
     scaling: dict[str, Any] | None = None
+    scales_queries: bool = False
 
 
 def rope_by_layer_kind(
@@ -137,8 +142,11 @@ def _rope(
     values: ConfigFields, fields: RopeFields, head_dim: int, given: Mapping[str, Any], theta: float
 ) -> RopeSpec:
     kind = _kind(values, fields, given)
-    if fields.mrope:
-        given = {key: value for key, value in given.items() if key not in _MROPE}
+    ignored = (_MROPE if fields.mrope else frozenset()) | (
+        _OF_QUERIES if fields.scales_queries else frozenset()
+    )
+    beta = given.get(_BETA)
+    given = {key: value for key, value in given.items() if key not in ignored}
     _check_keys(values, kind, given)
     inner = ConfigFields(
         {key: value for key, value in given.items() if value is not None},
@@ -157,7 +165,26 @@ def _rope(
     if kind == "proportional":
         factor = inner.opt_number("factor") or 1.0
         return msgspec.structs.replace(rope, factor=factor, turned=partial)
-    return _FILL[kind](rope, inner, values)
+    rope = _FILL[kind](rope, inner, values)
+    return _with_scaled_queries(rope, beta, values) if fields.scales_queries else rope
+
+
+def _with_scaled_queries(rope: RopeSpec, beta: Any, values: ConfigFields) -> RopeSpec:
+    """The rope with queries that grow where they see more than the trained context."""
+    if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0 <= beta < 1e300:
+        raise bad_field(f"{values.where}: rope", _BETA, beta, "a number from 0 on")
+    if not beta:
+        return rope
+    if rope.original_max_positions is None:
+        raise BadModel(
+            f"{values.where}: queries that grow with their position need a rope type with the "
+            f"field {_ORIGINAL}",
+            value=rope.kind,
+            limit=", ".join(kind for kind, row in KINDS.items() if _ORIGINAL in row.optional),
+        )
+    return msgspec.structs.replace(
+        rope, query_floor=rope.original_max_positions, query_scale=float(beta)
+    )
 
 
 def _partial(values: ConfigFields, fields: RopeFields, head_dim: int) -> float | None:

@@ -65,7 +65,6 @@ _REASONS: Mapping[str, str] = MappingProxyType(
         "deepseek_v4 hy_v4 qwen4_exp": (
             "layers carry several hidden states and mix them (hyper-connections)"
         ),
-        "ministral3": "queries that rotate are scaled by their position",
         "diffllama": "attention is the difference of two",
         "longcat_flash": "experts may be the identity, and a block has two attentions",
         "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt phi starcoder2": (

@@ -87,7 +87,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     ),
     "mistral3": Wrapper(
         architecture="Mistral3ForConditionalGeneration",
-        text_types={"mistral": "mistral"},
+        text_types={"mistral": "mistral", "ministral3": "ministral3"},
         fields=frozenset(
             (
                 _COMMON_FIELDS

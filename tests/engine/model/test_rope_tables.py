@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from ridgeline.engine.model.rope import RopeTables, angles, rotate_
+from ridgeline.engine.model.rope import (
+    RopeTables,
+    angles,
+    rotate_,
+    rotate_and_scale_queries_,
+    rotate_interleaved_,
+)
 from ridgeline.modelspec.model import RopeSpec
 from ridgeline.modelspec.rope import attention_factor, inv_freq
 
@@ -73,3 +81,21 @@ def test_partial_rotation_leaves_the_other_dimensions_unchanged() -> None:
                 turned[row, :, pair + 2], b * math.cos(angle) + a * math.sin(angle)
             )
     assert torch.equal(turned[..., 4:], x_THD[..., 4:])
+
+
+@pytest.mark.parametrize("rotate", [rotate_, rotate_interleaved_])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_queries_are_scaled_by_position_after_the_rotation(
+    rotate: Callable[..., None], offset: int
+) -> None:
+    plain = RopeSpec(dim=4, theta=100.0, interleaved=rotate is rotate_interleaved_)
+    scaled = replace(plain, query_floor=3, query_offset=offset, query_scale=0.5)
+    tables = RopeTables([plain, scaled], 10, torch.float32, torch.device("cpu"))
+    (cos, sin), (cos2, sin2) = tables.at(torch.arange(10), 10)
+    expected = torch.randn(10, 5, 6, generator=torch.Generator().manual_seed(1))
+    got = expected.clone()
+    rotate(expected, cos, sin)
+    for position in range(10):
+        expected[position, :3] *= 1 + 0.5 * math.log(1 + (position + offset) // 3)
+    rotate_and_scale_queries_(rotate, 3, got, cos2, sin2)
+    torch.testing.assert_close(got, expected)

@@ -265,7 +265,8 @@ def why_not_fused(spec: ModelSpec, dtype: torch.dtype) -> tuple[str, ...]:
             "norms elsewhere than before each branch": layer.norms != "before" or layer.parallel,
             "scaled residuals": layer.residual_scale != 1.0,
             "latent, linear or gated attention": special,
-            "interleaved, scaled or absent rotations": rope.interleaved or not rope.dim,
+            "interleaved or absent rotations": rope.interleaved or not rope.dim,
+            "queries scaled by position": rope.query_floor is not None,
             "experts": mlp.router is not None,
             "a gate other than SiLU": not mlp.gated or mlp.activation != "silu",
         }.items():

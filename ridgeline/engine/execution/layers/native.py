@@ -208,14 +208,20 @@ def _unsupported_layers(spec: ModelSpec) -> list[str]:
         "attention is latent": any(layer.attention.latent for layer in spec.layers),
         "layers are gated delta nets": has_states(spec),
         "experts weigh their inputs": any(layer.mlp.routing.weighs_inputs for layer in spec.layers),
-        "queries are scaled by position": any(
-            layer.attention.rope.query_floor for layer in spec.layers
-        ),
         "attention has a gated output": any(layer.attention.gated for layer in spec.layers),
         "the activation is xIELU": any(layer.mlp.activation == "xielu" for layer in spec.layers),
     }
     found = [reason for reason, holds in checks.items() if holds]
-    return [*found, *filter(None, [why_torch_only(spec)])]
+    return [*found, *filter(None, [_scaled_queries(spec), why_torch_only(spec)])]
+
+
+def _scaled_queries(spec: ModelSpec) -> str:
+    ropes = [layer.attention.rope for layer in spec.layers]
+    floors = [rope.query_floor - rope.query_offset for rope in ropes if rope.query_floor]
+    if not floors:
+        return ""
+    first = min(floors)
+    return f"queries are scaled from position {first:,} on (--max-model-len {first} avoids it)"
 
 
 def _mixed_formats(spec: ModelSpec) -> list[str]:
