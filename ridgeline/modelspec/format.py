@@ -162,11 +162,11 @@ KERNEL_GROUPS = (128, 64, 32)
 def kernel_group(bits: int, group_size: int, num_in: int) -> int | None:
     """The largest group size supported by the kernels that divides `group_size`; None if none does.
 
-    Groups of 16 are supported above 4 bits only.
+    Groups of 16 are supported above 4 bits only. One group may be wider than the row.
     """
-    if group_size >= num_in:
-        return KERNEL_GROUPS[0]
     known = KERNEL_GROUPS if bits <= 4 else (*KERNEL_GROUPS, 16)
+    if group_size >= num_in and group_size not in known:
+        return KERNEL_GROUPS[0]
     return next((group for group in known if group_size % group == 0), None)
 
 

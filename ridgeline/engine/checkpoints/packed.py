@@ -27,7 +27,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.safetensors import check_extents, parse_header
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels import large_pages
-from ridgeline.engine.kernels.native_linear import PANEL, Kind, Packed
+from ridgeline.engine.kernels.native_linear import PANEL, Kind, Packed, packed_bytes
 from ridgeline.engine.quant.outliers import OutlierPacked
 from ridgeline.engine.quant.ready import Ready
 from ridgeline.errors import BadModel
@@ -159,7 +159,7 @@ class PackedWeights:
         ):
             raise BadModel(f"{self._path.name}: {name}.columns are no inputs in order", fix=_AGAIN)
         kind: Kind = "bf16" if spec.format.wide_bits == 16 else "fp32"
-        lines = self._copied(f"{name}.wide.lines", None)
+        lines = self._lines(f"{name}.wide.lines", kind, spec.num_out, count, 0)
         return OutlierPacked(packed, Packed(kind, spec.num_out, count, 0, lines), columns_W)
 
     def _packed(self, name: str, spec: LinearSpec) -> Packed:
@@ -171,11 +171,14 @@ class PackedWeights:
             spec.num_out,
             spec.num_in,
             group,
-            self._copied(f"{name}.lines", None),  # its size is checked by the kernel's weight
+            self._lines(f"{name}.lines", kind, spec.num_out, spec.num_in, group),
             self._copied(f"{name}.scales", table) if group else None,
             self._copied(f"{name}.zeros", table) if spec.format.zero_bits else None,
             None if kind == "bf16" else self._copied(f"{name}.factors", (panels * PANEL,)),
         )
+
+    def _lines(self, name: str, kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
+        return self._copied(name, (packed_bytes(kind, num_out, num_in, group),))
 
     def _mapped(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         entry = self._entries.get(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.packed import PackedWeights
 from ridgeline.engine.checkpoints.write_packed import pack_model
@@ -18,7 +19,14 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.packed_config import PACKED_FILE
 from ridgeline.modelspec.format import BF16, INT8, Format, int4
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.rewrite import apply_formats, apply_quantization, linears, with_dtype
+from ridgeline.modelspec.rewrite import (
+    apply_formats,
+    apply_quantization,
+    linears,
+    with_activations,
+    with_dtype,
+)
+from ridgeline.workflows.quantize.quantize import quantize
 from tests.conformance.tiny_models import make_model
 
 TOKENS = [(7 * i * i + 3) % 60 + 3 for i in range(40)]
@@ -144,8 +152,29 @@ def test_config_of_another_packing_is_reported(
         fields.update(change)
     (path / "config.json").write_text(json.dumps(config))
     spec = with_dtype(load_spec(str(path)), "float32")
-    with pytest.raises((BadModel, ValueError)):
+    with pytest.raises(BadModel):
         load_decoder(str(path), spec, device="cpu", compute_dtype=torch.float32)
+
+
+@pytest.mark.slow
+def test_rows_of_one_group_are_one_grid_whatever_the_group(tmp_path: Path) -> None:
+    """Rows of 32 inputs have one scale in groups of 32, 64 and 128 alike."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
+    make_model("llama", tmp_path / "source", **sizes)
+    found = []
+    for group in (128, 64, 32):
+        options = QuantizeOptions(method="rtn", group_size=group)
+        quantize(str(tmp_path / "source"), tmp_path / str(group), options)
+        spec = with_activations(
+            with_dtype(load_spec(str(tmp_path / str(group))), "float32"), "float32"
+        )
+        assert spec.layers[0].mlp.up.format.group_size == group
+        decoder = load_decoder(
+            str(tmp_path / str(group)), spec, device="cpu", compute_dtype=torch.float32
+        )
+        found.append(TorchRunner(decoder, None, None).logits([5, 9, 1, 33]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-4)
 
 
 def test_other_versions_and_stray_paths_are_reported(packed_demo: Path, tmp_path: Path) -> None:
