@@ -19,7 +19,10 @@ from tests.conformance.tiny_models import FAMILIES as TESTED
 TESTED_FORMATS = matrix()
 
 NO_GGUF = {
-    "helium": "no: llama.cpp has no such architecture",
+    **dict.fromkeys(
+        ("cwm", "helium", "hyperclovax", "ministral", "vaultgemma"),
+        "no: llama.cpp has no such architecture",
+    ),
     "gemma3n_text": "read; not written: `quantize` does not know several hidden states (AltUp)",
 }
 """Why a family has no GGUF files, or none that are written here."""
@@ -38,17 +41,21 @@ fields that differ.
 models: log-probabilities within 1e-4 and the same greedy tokens but for ties, in whole prompts, in
 chunks and in mixed batches. Native layers are compared with torch layers in every weight format of
 the engine. Batching, preemption, prefix caching and speculation are checked token by token on
-Llama, Mistral, Gemma 3, Gemma 3n (over an INT8 KV cache), Gemma 4 (dense, and with experts next to
-the dense MLP), gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2, Llama 4 and the demo model, on Qwen3.5
-without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one compressed row
-per token and layer, absorbs the projections in decode steps and expands them in long runs of a
-prompt; layers that predict further tokens (MTP) are left unread.
+Llama, Mistral, Ministral 3, Gemma 3, Gemma 3n (over an INT8 KV cache), Gemma 4 (dense, and with
+experts next to the dense MLP), gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2, Llama 4 and the demo model,
+on Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash, Youtu) caches
+one compressed row per token and layer, absorbs the projections in decode steps and expands them in
+long runs of a prompt; layers that predict further tokens (MTP) are left unread. Ministral 3 scales
+queries beyond its trained context: an engine with `--max-model-len` up to that context, where no
+query is scaled, has native layers.
 
 *GGUF*: a family that is only read, `quantize --format gguf` refuses by name before it computes. So
 it does with a model that llama.cpp would compute otherwise, naming the field: windows of Mistral,
 norms of q and k in a small Command R, queries that are not compressed in a DeepSeek of other depths
-than the published ones, chunks of Llama 4 other than 8192, the limits of Kimi K2's rotary
-embedding, biases that llama.cpp has no place for.
+than the published ones, chunks of Llama 4 other than 8192, fewer key heads than query heads in
+dots.llm1 and OLMoE, scores of OLMoE that are renormalised, two rope bases in Mellum, biases that
+llama.cpp has no place for. A file of Kimi K2 says the limits of its rotary embedding, as published
+ones do; Ridgeline computes with them, llama.cpp (b11434) with YaRN's defaults.
 
 *Plan*: `plan`, `predict`, `simulate` and `inspect` know the family. *Quantised*: formats of other
 projects in which a random checkpoint of the family, every linear quantised, gave the logits of its
@@ -106,7 +113,11 @@ def models_page() -> str:
         "deepseek_v2",
         "kimi_k2",
         "glm4_moe_lite",
-    }  # "llama" with experts, "olmo2" with windows, all of latent attention as "deepseek2"
+        "ministral3",
+        "solar_open",
+        "youtu",
+    }  # "llama" with experts, "olmo2" with windows, "glm4moe" without dense layers, "mistral3" with
+    # scaled queries, all of latent attention as "deepseek2"
     for family in FAMILIES:
         tests = sum(model_type in (family, f"{family}_text") for model_type, _ in TESTED.values())
         against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}"

@@ -54,7 +54,11 @@ _ROWS = 4096  # of a table, written at once
 _K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 _WINDOWED = {
     **dict.fromkeys(
-        ("olmo3", "gpt_oss", "gemma2", "gemma3_text", "gemma4_text", "cohere2", "phi3"), 1
+        (
+            *("olmo3", "gpt_oss", "gemma2", "gemma3_text", "gemma4_text", "cohere2", "phi3"),
+            *("exaone_moe", "mellum"),
+        ),
+        1,
     ),
     "exaone4": 64,
 }
@@ -83,15 +87,11 @@ def _write_gguf(job: WriteJob) -> int:
 def _check_source(source: Path, spec: ModelSpec) -> None:
     """Raise CannotRun if GGUF cannot hold the tokenizer, or llama.cpp would compute otherwise."""
     numbers = {f"xielu.{key}": [0.0] * len(spec.layers) for key in _XIELU}
-    lists = numbers if spec.layers[0].mlp.activation == "xielu" else {}
+    keys = numbers if spec.layers[0].mlp.activation == "xielu" else {}
     entries = tensor_entries(spec, lambda part: "F32")
-    header = _header(_metadata(source, spec, lists), entries)
-    values, at = {}, len(header)
-    for entry in entries:
-        if entry.values is not None:
-            values[at] = entry.values.numpy().tobytes()
-        at += _padded(entry)
-    refuse_lost(spec, header, at, values)
+    header = _header(_metadata(source, spec, keys), entries)
+    lists = {entry.name: entry.values.tolist() for entry in entries if entry.values is not None}
+    refuse_lost(spec, header, len(header) + sum(map(_padded, entries)), lists)
 
 
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
@@ -116,7 +116,7 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
         )
     routed = [layer.mlp for layer in spec.layers if layer.mlp.router is not None]
     plain = len(routed) < len(spec.layers) or not all(mlp.norm_topk for mlp in routed)
-    if routed and plain and spec.family in ("mixtral", "qwen3_moe", "gpt_oss"):
+    if routed and plain and spec.family in ("mixtral", "qwen3_moe", "gpt_oss", "mellum"):
         raise CannotRun(
             "llama.cpp routes every layer of such models, and renormalises the chosen experts",
             value=f"{len(routed)} of {len(spec.layers)} layers",
@@ -181,7 +181,7 @@ def _is_float(part: Part) -> bool:
 
 def _refuse_rope(spec: ModelSpec) -> None:
     rope = full_rope(spec)
-    own = (rope.beta_fast, rope.beta_slow) != (32.0, 1.0)
+    own = (rope.beta_fast, rope.beta_slow) != (32.0, 1.0) and WRITTEN[spec.family] not in _LIMITS
     held = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
     if rope.kind not in held or (rope.kind == "yarn" and own):
         raise CannotRun(
@@ -190,6 +190,11 @@ def _refuse_rope(spec: ModelSpec) -> None:
             limit="default, linear, llama3, longrope, proportional, yarn with its default limits",
             fix="use --format ridgeline",
         )
+
+
+_LIMITS = ("deepseek2", "mistral3")
+"""Architectures of which the converter writes YaRN's limits. llama.cpp reads those of Ministral 3
+alone, and computes Kimi K2 with the default ones, in the published files too."""
 
 
 def _kind(job: WriteJob, part: Part) -> str:

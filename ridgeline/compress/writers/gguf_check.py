@@ -1,23 +1,22 @@
 """What llama.cpp cannot say of a model is refused before anything is computed.
 
-The header that would be written is read back, as llama.cpp understands it, from a file without
+The header that would be written is read back, as llama.cpp understands it, from memory and without
 weights: a model of which any part would be computed otherwise is refused, and the part is named.
 """
 
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from ridgeline.compress.writers.gguf_keys import WRITTEN
-from ridgeline.errors import CannotRun
-from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.errors import BadModel, CannotRun
+from ridgeline.modelspec.checkpoints.gguf_header import parse_gguf
+from ridgeline.modelspec.checkpoints.gguf_spec import spec_of_gguf
 from ridgeline.modelspec.model import ModelSpec, RopeSpec
 from ridgeline.modelspec.rope import attention_factor, inv_freq
 
@@ -65,27 +64,56 @@ def refuse_unread_layers(spec: ModelSpec) -> None:
             value=f"{delta.key_dim} and {delta.value_dim}",
             fix=_FIX,
         )
+    _refuse_unread_heads(spec)
 
 
+def _refuse_unread_heads(spec: ModelSpec) -> None:
+    """Raise CannotRun for sizes of heads, and for shared tables, that llama.cpp takes in other
+    architectures only."""
+    name, attention = WRITTEN[spec.family], spec.layers[0].attention
+    width = attention.num_heads * attention.head_dim
+    for where, holds, value in (
+        (
+            "as many heads of keys as of queries",
+            attention.num_kv_heads == attention.num_heads or name not in _EQUAL_HEADS,
+            f"{attention.num_kv_heads} and {attention.num_heads}",
+        ),
+        (
+            "heads that together are as wide as the hidden state",
+            width == spec.hidden_size or name not in _WHOLE_WIDTH,
+            f"{width} and {spec.hidden_size}",
+        ),
+        (
+            "a separate LM head",
+            not spec.tied_embeddings or name not in _OWN_HEAD,
+            "tied embeddings",
+        ),
+    ):
+        if not holds:
+            raise CannotRun(f"llama.cpp needs {where} in models of {name}", value=value, fix=_FIX)
+
+
+_EQUAL_HEADS, _WHOLE_WIDTH = ("dots1", "olmoe"), ("chatglm", "olmoe")
+_OWN_HEAD = ("dots1", "exaone-moe", "mellum", "olmoe")
 _NORMED_COHERE = 64
 _PLAIN_Q = (26, 27)
 
 
-def refuse_lost(spec: ModelSpec, header: bytes, size: int, values: Mapping[int, bytes]) -> None:
+def refuse_lost(
+    spec: ModelSpec, header: bytes, size: int, lists: Mapping[str, list[float]]
+) -> None:
     """Raise CannotRun if the file would be read as another model.
 
-    `header`: all that comes before the weights, which end at `size`; `values`: small tensors that
-    belong to the metadata, by their place.
+    `header`: all that comes before the weights, which end at `size`; `lists`: the numbers of small
+    tensors that belong to the metadata.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        name = Path(folder) / "model.gguf"
-        with name.open("wb") as file:  # without weights, a sparse file
-            file.write(header)
-            for place, content in values.items():
-                file.seek(place)
-                file.write(content)
-            file.truncate(size)
-        found = load_spec(str(name))
+    try:
+        found = spec_of_gguf(parse_gguf(header, size, lists), spec.name)
+    except BadModel as error:
+        raise CannotRun(
+            f"GGUF cannot say this of a model of the architecture {WRITTEN[spec.family]}: {error}",
+            fix=_FIX,
+        ) from error
     lost = _difference(_compared(spec), _compared(found))
     if lost is not None:
         where, ours, theirs = lost
@@ -130,10 +158,16 @@ _NOT_COMPARED = (
 
 def _rotation(rope: RopeSpec, longest: int) -> dict[str, Any]:
     """The rotation itself, which may be described in several ways."""
+    growth = {
+        "query_floor": rope.query_floor,
+        "query_offset": rope.query_offset,
+        "query_scale": rope.query_scale,
+    }
     if not rope.dim:
-        return {"dim": 0, "query_floor": rope.query_floor, "query_scale": rope.query_scale}
+        return {"dim": 0, **growth}
     return {
         "dim": rope.dim,
+        **growth,
         "interleaved": rope.interleaved,
         "turned": rope.turned,
         "attention factor": attention_factor(rope),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ridgeline.modelspec.checkpoints.gguf_architectures.rows import YARN_MULTIPLIER
 from ridgeline.modelspec.model import LayerSpec, ModelSpec, RopeSpec
 from ridgeline.modelspec.rope import attention_factor
 
 WRITTEN = {
     "llama": "llama",
     "mistral": "llama",
+    "ministral3": "mistral3",
     "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
@@ -30,15 +32,22 @@ WRITTEN = {
     "exaone4": "exaone4",
     "ernie4_5": "ernie4_5",
     "glm4": "glm4",
+    "glm": "chatglm",
     "arcee": "arcee",
     "llama4_text": "llama4",
     "qwen2_moe": "qwen2moe",
     "glm4_moe": "glm4moe",
+    "solar_open": "glm4moe",
+    "dots1": "dots1",
+    "exaone_moe": "exaone-moe",
+    "olmoe": "olmoe",
+    "mellum": "mellum",
     "minimax_m2": "minimax-m2",
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "kimi_k2": "deepseek2",
+    "youtu": "deepseek2",
     "glm4_moe_lite": "deepseek2",
     "qwen3_next": "qwen3next",
     "qwen3_5_moe_text": "qwen35moe",
@@ -48,6 +57,7 @@ WRITTEN = {
 """Families that are written, and llama.cpp's name of their architecture."""
 
 _GATING = {"softmax": 1, "sigmoid": 2}
+_LIKE_DEEPSEEK = ("glm4moe", "deepseek2", "dots1", "exaone-moe")
 
 
 def full_rope(spec: ModelSpec) -> RopeSpec:
@@ -178,9 +188,18 @@ def _rope(spec: ModelSpec) -> dict[str, Any]:
     found |= {"rope.scaling.type": rope.kind, "rope.scaling.factor": float(rope.factor)}
     if rope.original_max_positions is not None:
         found["rope.scaling.original_context_length"] = rope.original_max_positions
-    if rope.mscale_all_dim:
-        found["rope.scaling.yarn_log_multiplier"] = 0.1 * rope.mscale_all_dim
+    if (rope.beta_fast, rope.beta_slow) != _YARN_LIMITS:
+        found["rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
+        found["rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
+    if rope.mscale_all_dim:  # a tenth in older architectures
+        of_deepseek = WRITTEN[spec.family] == "deepseek2"
+        found[YARN_MULTIPLIER] = (0.1 if of_deepseek else 1.0) * rope.mscale_all_dim
+    if rope.query_floor is not None:
+        found["attention.temperature_scale"] = float(rope.query_scale)
     return found
+
+
+_YARN_LIMITS = (RopeSpec(dim=0, theta=1.0).beta_fast, RopeSpec(dim=0, theta=1.0).beta_slow)
 
 
 def _windows(spec: ModelSpec) -> dict[str, Any]:
@@ -200,6 +219,9 @@ def _windows(spec: ModelSpec) -> dict[str, Any]:
 
 def _experts(spec: ModelSpec) -> dict[str, Any]:
     places = [i for i, layer in enumerate(spec.layers) if layer.mlp.router is not None]
+    if not places and spec.family == "youtu":
+        sizes = {"leading_dense_block_count": len(spec.layers), "expert_shared_count": 0}
+        return {**sizes, "expert_feed_forward_length": _feed_forward(spec)}
     if not places:
         return {}
     layer, name = spec.layers[places[0]], WRITTEN[spec.family]
@@ -209,13 +231,13 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
         "expert_used_count": mlp.experts_per_token,
         "expert_feed_forward_length": mlp.up.num_out,
     }
-    if mlp.shared is not None and name in ("qwen2moe", "qwen35moe", "qwen3next"):
+    if mlp.shared is not None and name in ("qwen2moe", "qwen35moe", "qwen3next", "exaone-moe"):
         found["expert_shared_feed_forward_length"] = mlp.shared.up.num_out
     if name == "llama4":
         found["interleave_moe_layer_step"] = places[0] + 1
-    if name in ("minimax-m2", "glm4moe", "deepseek2"):
+    if name in ("minimax-m2", *_LIKE_DEEPSEEK):
         found["expert_gating_func"] = _GATING[routing.scoring]
-    if name in ("glm4moe", "deepseek2"):
+    if name in _LIKE_DEEPSEEK:
         found |= _deepseek_experts(layer)
         found["leading_dense_block_count"] = places[0]
     return found

@@ -24,6 +24,7 @@ from ridgeline.modelspec.rope import inv_freq
 _DELTA = ("delta_q", "delta_k", "delta_v")
 _FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "phi3": {"attn_qkv": ("q", "k", "v"), "ffn_up": ("gate", "up")},
+    "chatglm": {"ffn_up": ("gate", "up")},
     "glm4": {"ffn_up": ("gate", "up")},
     "qwen35": {"attn_qkv": _DELTA},
     "qwen35moe": {"attn_qkv": _DELTA},

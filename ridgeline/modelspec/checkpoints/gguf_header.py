@@ -65,11 +65,15 @@ class GgufTensor(msgspec.Struct, frozen=True):
 
 
 class Gguf(msgspec.Struct, frozen=True):
-    """The header of a model's file, or of all files of a split model."""
+    """The header of a model's file, or of all files of a split model.
+
+    `lists`: tensors whose numbers are known without the file.
+    """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+    lists: dict[str, list[float]] = {}
 
 
 def is_gguf(name: str) -> bool:
@@ -147,7 +151,14 @@ def _read_once(path: Path, size: int, modified: int) -> Gguf:
         if size == 0:
             raise BadModel("the GGUF file is empty", value=str(path))
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Header(path, data).read()
+            return _Header(path, data, size).read()
+
+
+def parse_gguf(header: bytes, size: int, lists: Mapping[str, list[float]]) -> Gguf:
+    """The header of a file of `size` bytes that is not written yet; `lists` are the numbers of
+    those of its tensors that belong to the metadata. Raises BadModel."""
+    found = _Header(Path("model.gguf"), header, size).read()
+    return Gguf(found.path, found.metadata, found.tensors, dict(lists))
 
 
 _KEY_TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -196,8 +207,8 @@ def _wrong_type(key: str, value: object) -> BadModel:
 
 
 class _Header:
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, 0
+    def __init__(self, path: Path, data: mmap.mmap | bytes, size: int) -> None:
+        self._path, self._data, self._at, self._size = path, data, 0, size
 
     def read(self) -> Gguf:
         if self._take(4) != b"GGUF":
@@ -306,10 +317,8 @@ class _Header:
                 fix=_AGAIN,
             )
         end = begin + prod(shape) // block * nbytes
-        if end > len(self._data):
-            raise BadModel(
-                "the GGUF file is truncated", value=len(self._data), limit=end, fix=_AGAIN
-            )
+        if end > self._size:
+            raise BadModel("the GGUF file is truncated", value=self._size, limit=end, fix=_AGAIN)
         return GgufTensor(self._path, name, shape, begin, end)
 
 
@@ -320,6 +329,8 @@ def float_list(file: Gguf, name: str) -> list[float]:
         return []
     if tensor.kind != "F32" or len(tensor.shape) != 1:
         raise BadModel(f"GGUF tensor {name} must be a list of float32", value=tensor.kind)
+    if name in file.lists:
+        return file.lists[name]
     with tensor.path.open("rb") as stream:
         stream.seek(tensor.begin)
         return list(struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.end - tensor.begin)))

@@ -47,7 +47,11 @@ no `ffn_gate`, it holds both. q of a compressed query is `attn_q_b`."""
 def gguf_spec(name: str) -> ModelSpec:
     """The spec of a GGUF file. Weights stay packed where a kernel supports their type exactly; the
     others are decoded to float32."""
-    file = read_gguf(name)
+    return spec_of_gguf(read_gguf(name), name)
+
+
+def spec_of_gguf(file: Gguf, name: str) -> ModelSpec:
+    """The spec of a file by its header. Raises BadModel."""
     spec = spec_from_config(gguf_config(file), name=name)
     if architecture_of(file).gain_includes_one:
         spec = replace(spec, norm_plus_one=False)

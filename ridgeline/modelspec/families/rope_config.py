@@ -30,7 +30,7 @@ _ALIASES = {"su": "longrope"}  # the first Phi-3 checkpoints
 _LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 _MROPE = frozenset({"mrope_section", "mrope_interleaved"})
 _BETA = "llama_4_scaling_beta"
-# the context is written here again, and read by nobody
+# the context is written here again, and transformers does not read it
 _OF_QUERIES = frozenset({_BETA, "max_position_embeddings"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from ridgeline.modelspec.checkpoints.gguf_architectures.rows import (
     PREDICTION,
     ROUTER,
     SAFETENSORS,
+    YARN_MULTIPLIER,
     Architecture,
 )
 from ridgeline.modelspec.checkpoints.gguf_header import Gguf
@@ -30,8 +32,14 @@ def special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> di
                 "rope.scaling.original_context_length", keys.get("context_length")
             )
         }
-    if row.family in ("qwen2_moe", "glm4_moe", "minimax_m2"):
+    if row.family in ("qwen2_moe", "glm4_moe", "minimax_m2", "dots1", "exaone_moe"):
         return _expert_config(file, keys, row)
+    if row.family == "olmoe":  # llama.cpp never renormalises, whatever the original says
+        return {"norm_topk_prob": False}
+    if row.family == "mellum":
+        return _mellum_config(file, keys)
+    if row.family == "ministral3":
+        return _scaled_queries(keys)
     if row.family in DELTA_NETS:
         return _delta_config(file, keys, row)
     if row.family == "apertus" and not frequency_factors(file) and not scaling_of(keys):
@@ -72,12 +80,66 @@ def _expert_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> di
     if row.family == "minimax_m2":
         return {"rotary_dim": keys.get("rope.dimension_count"), "partial_rotary_factor": None}
     depth = count(file, keys, "block_count") - int(keys.get(PREDICTION) or 0)
-    return {
+    out = {
         "num_hidden_layers": depth,
         "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
         "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "routed_scaling_factor": keys.get("expert_weights_scale") or 1.0,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+    if row.family == "glm4_moe":
+        out["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
+    if row.family == "exaone_moe":
+        out |= _exaone_experts(file, keys, depth)
+    return out
+
+
+def _exaone_experts(file: Gguf, keys: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """K-EXAONE: the size of the shared expert, and windows in every layer but each fourth."""
+    size = count(file, keys, "expert_feed_forward_length")
+    shared = keys.get("expert_shared_feed_forward_length") or size
+    if not isinstance(shared, int) or shared % size:
+        raise BadModel(
+            "the GGUF file's shared expert is no multiple of another one", value=shared, limit=size
+        )
+    count(file, keys, "attention.sliding_window")
+    kinds = window_kinds(file, keys, 4)["layer_types"][:depth]
+    return {"num_shared_experts": shared // size, "layer_types": kinds}
+
+
+def _mellum_config(file: Gguf, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts in every layer, whose scores are renormalised; windows turn by the only base."""
+    windowed = bool(keys.get("attention.sliding_window"))
+    out = {
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 0,
+        "rope_local_base_freq": keys.get("rope.freq_base", 10_000.0),
+    }
+    return out | (window_kinds(file, keys, 4) if windowed else {})
+
+
+def _scaled_queries(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Ministral 3: queries that grow beyond the trained context, and YaRN's second multiplier."""
+    scaling = scaling_of(keys)
+    original = keys.get("rope.scaling.original_context_length")
+    if scaling.get("rope_type") != "yarn" or not original:
+        raise BadModel(
+            "GGUF files whose queries grow with their position need YaRN and its trained context",
+            value=str(keys.get("rope.scaling.type")),
+            limit="rope.scaling.type yarn, rope.scaling.original_context_length",
+            fix=SAFETENSORS,
+        )
+    multiplier = float(keys.get(YARN_MULTIPLIER) or 0.0)
+    if multiplier and "attention_factor" in scaling:
+        scaling["attention_factor"] /= 1.0 + 0.1 * multiplier * math.log(scaling["factor"])
+    elif multiplier:
+        scaling |= {"mscale": 1.0, "mscale_all_dim": multiplier}
+    return {
+        "rope_scaling": {
+            **scaling,
+            "original_max_position_embeddings": original,
+            "llama_4_scaling_beta": keys.get("attention.temperature_scale") or 0.0,
+        }
     }
 
 

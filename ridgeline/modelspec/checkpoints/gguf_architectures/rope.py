@@ -22,8 +22,9 @@ def rope_config(file: Gguf, keys: Mapping[str, Any], config: Mapping[str, Any]) 
             value=keys["attention.value_length"],
             limit=head_dim,
         )
-    if isinstance(turned, int) and isinstance(head_dim, int) and turned not in (0, head_dim):
-        out["partial_rotary_factor"] = turned / head_dim
+    if isinstance(head_dim, int):  # llama.cpp turns the whole head where the key is absent
+        part = turned if isinstance(turned, int) and turned else head_dim
+        out["partial_rotary_factor"] = part / head_dim
     original = keys.get("rope.scaling.original_context_length")
     scaling = frequency_factors(file) or scaling_of(keys)
     if scaling and original:

@@ -17,6 +17,8 @@ all experts, [experts, outputs, inputs]."""
 PREDICTION = "nextn_predict_layers"
 """The number of layers after the model's own, which predict further tokens and are left unread."""
 
+YARN_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+
 SAFETENSORS = "use the model's safetensors directory"
 
 
@@ -67,6 +69,13 @@ _QWEN_EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+_SIGMOID_EXPERTS = {
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_READ_OF_SIGMOIDS = frozenset(
+    ("expert_gating_func", "expert_weights_norm", "expert_weights_scale", PREDICTION)
+)
 _NORM_AFTER_ATTENTION = {"mlp_norm": "post_attention_norm"}
 """The norm before the feed-forward layer under the name of one after the attention."""
 
@@ -121,7 +130,30 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi3": Architecture(family="phi3", fields=_WINDOW),
     "command-r": Architecture(family="cohere", fields=_CENTRED),
     "cohere2": Architecture(family="cohere2", fields={**_CENTRED, **_WINDOW}),
+    "chatglm": Architecture(family="glm"),
     "glm4": Architecture(family="glm4"),
+    "olmoe": Architecture(
+        family="olmoe",
+        fields={**_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+    ),
+    "mellum": Architecture(
+        family="mellum",
+        fields={**_EXPERTS, **_WINDOW, "expert_feed_forward_length": "moe_intermediate_size"},
+    ),
+    "dots1": Architecture(
+        family="dots1",
+        fields={
+            **_SIGMOID_EXPERTS,
+            "expert_count": "n_routed_experts",
+            "expert_shared_count": "n_shared_experts",
+        },
+        read=_READ_OF_SIGMOIDS,
+    ),
+    "exaone-moe": Architecture(
+        family="exaone_moe",
+        fields={**_SIGMOID_EXPERTS, **_WINDOW, "expert_count": "num_experts"},
+        read=_READ_OF_SIGMOIDS | {"expert_shared_count", "expert_shared_feed_forward_length"},
+    ),
     "qwen2moe": Architecture(
         family="qwen2_moe",
         fields={
@@ -133,15 +165,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4moe": Architecture(
         family="glm4_moe",
         fields={
+            **_SIGMOID_EXPERTS,
             "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
             "expert_shared_count": "n_shared_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_weights_scale": "routed_scaling_factor",
-            "leading_dense_block_count": "first_k_dense_replace",
         },
         tensors=_NORM_AFTER_ATTENTION,
-        read=frozenset(("expert_gating_func", "expert_weights_norm", PREDICTION)),
+        read=_READ_OF_SIGMOIDS,
     ),
     "minimax-m2": Architecture(
         family="minimax_m2",
@@ -202,7 +231,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                 "expert_shared_count",
                 "expert_weights_norm",
                 "expert_weights_scale",
-                "rope.scaling.yarn_log_multiplier",
+                YARN_MULTIPLIER,
             )
         ),
     ),
@@ -258,6 +287,27 @@ def _scores_are_sigmoids(file: Gguf) -> bool:
     return bool(function == _SIGMOID)
 
 
+_YOUTU = replace(
+    ARCHITECTURES["deepseek2"],
+    family="youtu",
+    fields={
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "rope.dimension_count": "qk_rope_head_dim",
+    },
+    read=frozenset(
+        (
+            "attention.q_lora_rank",
+            "attention.key_length_mla",
+            "attention.value_length_mla",
+            "expert_feed_forward_length",
+            YARN_MULTIPLIER,
+        )
+    ),
+)
+_OF_MINISTRAL = ("attention.temperature_scale", YARN_MULTIPLIER)
+_MINISTRAL = replace(ARCHITECTURES["mistral3"], family="ministral3", read=frozenset(_OF_MINISTRAL))
+
+
 def architecture_of(file: Gguf) -> Architecture:
     """The row of the file's architecture. Raises BadModel for those that are not read."""
     name = file.metadata.get("general.architecture")
@@ -268,8 +318,12 @@ def architecture_of(file: Gguf) -> Architecture:
             limit=", ".join(sorted(ARCHITECTURES)),
             fix=SAFETENSORS,
         )
+    if name == "deepseek2" and not file.metadata.get("deepseek2.expert_count"):
+        return _YOUTU
     if name == "deepseek2" and not _scores_are_sigmoids(file):
         return replace(ARCHITECTURES[name], family="deepseek_v2")
+    if name == "mistral3" and any(file.metadata.get(f"mistral3.{key}") for key in _OF_MINISTRAL):
+        return _MINISTRAL
     if name == "llama" and file.metadata.get("llama.expert_count"):
         return _MIXTRAL
     if name == "llama" and file.metadata.get("llama.attention.sliding_window"):
