@@ -68,6 +68,7 @@ def optimize(
     accelerator: str | None = None,
     api_key: str | None = None,
     start_timeout: float | str = 600.0,
+    compile_cache: str | None = None,
     observer: Observer = silent,
     **settings: Unpack[EngineSettings],
 ) -> OptimizeResult:
@@ -126,6 +127,9 @@ def optimize(
             (default: this machine's GPU or CPU).
         api_key: API key of the server.
         start_timeout: Maximum time for a start (default: 10m).
+        compile_cache: Where compiled kernels are kept from start to start: a folder, for docker
+            also volume:NAME; for a copy on Kubernetes pvc:CLAIM or host:/FOLDER (default: where
+            the server keeps them).
         observer: Called with every progress event; `print` shows them as lines.
         settings: Engine settings to start from.
 

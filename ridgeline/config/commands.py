@@ -19,7 +19,6 @@ from ridgeline.config.improve import (
     TargetServerOptions,
     TrainDrafterFiles,
     TrainDrafterOptions,
-    WatchOptions,
 )
 from ridgeline.config.load import (
     BenchOptions,
@@ -27,6 +26,7 @@ from ridgeline.config.load import (
     BenchTarget,
     DiagnoseOptions,
     LabOptions,
+    WatchOptions,
 )
 from ridgeline.config.option import About, Option, Section, options_of
 from ridgeline.config.planning import (
@@ -110,7 +110,7 @@ RARE = frozenset(
         # of an optimisation
         *("ready_url", "start_timeout", "dry_run", "shared_machine", "slurm", "ray", "calibration"),
         *("eval_margin", "server_cmd", "ladder", "resume", "served_model_name", "server"),
-        *("candidate_drafter", "candidate_cmd"),
+        *("candidate_drafter", "candidate_cmd", "compile_cache", "rbac"),
         *("kv_cache_memory_bytes", "output_json", "sweep"),
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),

@@ -371,3 +371,60 @@ class LabOptions(Section, frozen=True, kw_only=True):
     ] = None
     html: Annotated[Path | None, shared.HTML.but(since="0.3")] = None
     json: Annotated[bool, shared.JSON.but(since="0.3")] = False
+
+
+class WatchOptions(Section, frozen=True, kw_only=True):
+    """Which server's traffic is compared with the one that it was tuned for."""
+
+    title: ClassVar[str] = "Watch"
+
+    url: Annotated[str, shared.URL.but(help="Address of the server.", required=True)]
+    tuned: Annotated[
+        Path,
+        About(
+            "Folder of the search that tuned it.",
+            path="folder",
+            required=True,
+            ambient=False,
+            since="0.3",
+        ),
+    ]
+    duration: Annotated[
+        float,
+        About("How long to read its metrics.", unit=DURATION, unset="5m", ambient=False),
+    ] = 300.0
+    interval: Annotated[
+        float,
+        About("Time between two readings.", unit=DURATION, unset="15s", ambient=False),
+    ] = 15.0
+    workload: Annotated[
+        str | None,
+        shared.WORKLOAD.but(
+            help="Requests to predict with, such as a log that may be read.",
+            unset="synthetic, of the live lengths",
+        ),
+    ] = None
+    gpus: Annotated[
+        int | None,
+        About(
+            "GPUs that tensor parallelism and replicas may use.",
+            unit=COUNT,
+            unset="as the command has it",
+            ambient=False,
+        ),
+    ] = None
+    accelerator: Annotated[str | None, shared.SERVER_ACCELERATOR] = None
+    api_key: Annotated[str | None, shared.API_KEY] = None
+    cronjob: Annotated[
+        bool,
+        About("Print a Kubernetes CronJob that runs this, and do nothing.", ambient=False),
+    ] = False
+    image: Annotated[
+        str,
+        About("Image of the CronJob.", metavar="IMAGE", ambient=False),
+    ] = "ridgeline"
+    schedule: Annotated[
+        str,
+        About("When the CronJob runs, in cron's notation.", metavar="CRON", ambient=False),
+    ] = "17 * * * *"
+    json: Annotated[bool, shared.JSON.but(panel="Output")] = False

@@ -19,7 +19,7 @@ import yaml
 from starlette.testclient import TestClient
 
 from ridgeline.cli.main import main
-from ridgeline.config.improve import WatchOptions
+from ridgeline.config.load import WatchOptions
 from ridgeline.config.server import ServerOptions, TwinServerOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.drift import DriftCheck, drift, load_check

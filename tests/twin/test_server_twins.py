@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,8 +25,16 @@ from ridgeline.twin.build import (
     tiers_of,
 )
 from ridgeline.twin.config import TwinConfig
-from ridgeline.twin.servers.behaviour import TwinRun, startup_s, twin_of
+from ridgeline.twin.servers.behaviour import (
+    COMPILE_S,
+    READ_KERNELS_S,
+    TwinRun,
+    compiles,
+    startup_s,
+    twin_of,
+)
 from ridgeline.twin.servers.command_line import ServerLine, read_command, server_kinds
+from ridgeline.twin.servers.kernel_cache import kernel_file, note_compiled
 from ridgeline.workflows.serving.twin_of_server import open_twin
 
 MODEL = "llama-3.1-8b"
@@ -343,3 +352,24 @@ def test_twin_speaks_the_metrics_of_its_server(server: str) -> None:
             assert "x-ridgeline-twin" in reply.headers
     finally:
         engine.close()
+
+
+def test_later_start_finds_what_an_earlier_one_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, line = read_command("vllm serve llama-3.1-8b")
+    monkeypatch.delenv("VLLM_CACHE_ROOT", raising=False)
+    assert kernel_file(line) is None
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    file = kernel_file(line)
+    assert file is not None and not file.exists()
+    note_compiled(file)
+    slots = kernel_file(read_command("vllm serve llama-3.1-8b --max-num-seqs 8")[1])
+    assert slots == file and file.exists(), "the batch limit is not part of the program"
+    other = kernel_file(read_command("vllm serve llama-3.1-8b --kv-cache-dtype fp8")[1])
+    assert other is not None and not other.exists()
+    model = plan_twin(twin_of(line, RUN))
+    saved_s = startup_s(line, model) - startup_s(line, model, finds_kernels=True)
+    assert saved_s == COMPILE_S - READ_KERNELS_S
+    eager = read_command("vllm serve llama-3.1-8b --enforce-eager")[1]
+    assert not compiles(eager)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.config.improve import WatchOptions
+from ridgeline.config.load import WatchOptions
 
 DRIFTED = 1
 

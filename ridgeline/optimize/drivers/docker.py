@@ -15,6 +15,7 @@ from typing import Any
 
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
+from ridgeline.optimize.drivers.compile_cache import MOUNTED_AT, CompileCache
 from ridgeline.optimize.drivers.shell import run
 
 PROGRAMS = ("docker", "podman")
@@ -66,6 +67,7 @@ class DockerContainer:
 
     def __init__(self, name: str, program: str | None = None) -> None:
         self._container = name
+        self._cache: CompileCache | None = None
         self._program = program or ""
         self._document: dict[str, Any] = {}
         self._image: dict[str, Any] = {}
@@ -89,10 +91,16 @@ class DockerContainer:
         list(_options(self._document, self._image))  # refuses now what cannot be carried over
         return (*self._entrypoint, *(self._document["Config"].get("Cmd") or ()))
 
+    def keep_compiled(self, cache: CompileCache) -> None:
+        """Mount what outlives the containers that are tried. Raises BadInput for another place."""
+        cache.mount_of_container()
+        self._cache = cache
+
     def change(self, change: Change) -> None:
         self._remove_candidate()
         run((self._program, "stop", "-t", str(STOP_S), self._container), timeout_s=2 * STOP_S)
-        run(self._run_words(change), env=dict(_environment(self._document, self._image)))
+        own = dict(_environment(self._document, self._image))
+        run(self._run_words(change), env={**own, **self._cache_variables})
 
     def restore(self) -> None:
         self._remove_candidate()
@@ -128,10 +136,20 @@ class DockerContainer:
         # Podman 4 joins a container's entrypoint with blanks; its image has the words.
         return of_image if given == " ".join(of_image) else _words(given)
 
+    @property
+    def _cache_variables(self) -> dict[str, str]:
+        if self._cache is None:
+            return {}
+        given = self._document["Config"].get("Env") or ()
+        return self._cache.environment(MOUNTED_AT, [text.partition("=")[0] for text in given])
+
     def _run_words(self, change: Change) -> tuple[str, ...]:
         entrypoint = self._entrypoint
         options = list(_options(self._document, self._image))
         names = [name for name, _ in _environment(self._document, self._image)]
+        names += self._cache_variables
+        if self._cache is not None:
+            options += ["--mount", self._cache.mount_of_container()]
         # Values stay out of the command line, which every user of the machine can read.
         options += [word for name in names for word in ("--env", name)]
         arguments = change.words[len(entrypoint) :]

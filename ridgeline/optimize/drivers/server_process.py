@@ -39,11 +39,15 @@ DEFAULT_PORT = 8000  # of the commands that are printed
 
 
 class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """How to start the server: its address and command line, with {port} and {flags} to fill in."""
+    """How to start the server: its address and command line, with {port} and {flags} to fill in.
+
+    `env`: variables that a process gets in addition to those of this one.
+    """
 
     url: str
     command: str
     start_timeout_s: float = 600.0
+    env: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -208,6 +212,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._out,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **dict(self._recipe.env)},
                 start_new_session=True,
             )
         except OSError as error:
@@ -283,7 +288,7 @@ class ProcessDriver:
 
     def plan(self, flags: Sequence[str]) -> list[Shell]:
         port = DEFAULT_PORT if self.side_by_side else None
-        return [Shell(tuple(self._command.words(flags, port)))]
+        return [Shell(tuple(self._command.words(flags, port)), self._command.env)]
 
     def plan_restore(self) -> list[Shell]:
         """Nothing: the processes are Ridgeline's, and end with it."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import Report, Shell
@@ -74,8 +74,16 @@ class SlurmDriver:
     """A `Driver`: each configuration is a job."""
 
     def __init__(
-        self, script: SlurmScript, url: str, timeout_s: float, folder: Path, report: Report
+        self,
+        script: SlurmScript,
+        url: str,
+        timeout_s: float,
+        folder: Path,
+        report: Report,
+        env: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`env`: variables that sbatch hands on to the jobs."""
+        self._env = env
         if script.has_port != ("{port}" in url):
             raise BadInput("{port} must be both in --url and in the job script, or in neither")
         self._script, self._url, self._timeout_s = script, url, timeout_s
@@ -108,14 +116,15 @@ class SlurmDriver:
 
     def plan(self, flags: Sequence[str]) -> list[Shell]:
         log = self._folder / "server-1.log"
-        return [Shell(submit_words(log.with_suffix(".sbatch"), log))]
+        words = submit_words(log.with_suffix(".sbatch"), log)
+        return [Shell(words, tuple(self._env.items()))]
 
     def plan_restore(self) -> list[Shell]:
         return [Shell(("scancel", "JOB"))]
 
     def submit(self, file: Path, log: Path) -> str:
         """Submit a job and return its number. Raises CannotRun."""
-        job = run(submit_words(file, log)).strip().partition(";")[0]
+        job = run(submit_words(file, log), env=self._env).strip().partition(";")[0]
         self._jobs.append(job)
         self._write_script()
         return job

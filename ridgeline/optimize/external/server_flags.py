@@ -36,6 +36,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     flags: dict[str, str | dict[str, str]]
     reads: dict[str, str] = {}
     restores: dict[str, str] = {}
+    compile_cache: dict[str, str] = {}
     draft_tokens: int | None = None
 
     def given(self, command: str) -> dict[str, object]:

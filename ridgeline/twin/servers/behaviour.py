@@ -24,7 +24,7 @@ MAX_SHARE = 0.97  # beyond it, allocations outside of the budget fail while serv
 
 IMPORT_S = 9.0
 LOAD_BYTES_S = 2.5e9  # per device, from local NVMe
-COMPILE_S, CAPTURE_S, PROFILE_S = 28.0, 12.0, 4.0
+COMPILE_S, READ_KERNELS_S, CAPTURE_S, PROFILE_S = 28.0, 6.0, 12.0, 4.0
 
 _FORMATS = {
     "fp8": "fp8",
@@ -150,9 +150,15 @@ def _format(name: str | None, known: dict[str, str], what: str, server: str) -> 
     return known[name]
 
 
-def startup_s(line: ServerLine, model: TwinModel) -> float:
-    """Modelled seconds from the start of the process to its first answer."""
+def compiles(line: ServerLine) -> bool:
+    """Whether a start compiles kernels, or reads them from a cache."""
+    return line.compiled and line.graphs
+
+
+def startup_s(line: ServerLine, model: TwinModel, *, finds_kernels: bool = False) -> float:
+    """Modelled seconds from the start of the process to its first answer. `finds_kernels`: an
+    earlier start has compiled them."""
     load_s = model.memory.weight_bytes / LOAD_BYTES_S
-    compile_s = COMPILE_S if line.compiled and line.graphs else 0.0
+    compile_s = (READ_KERNELS_S if finds_kernels else COMPILE_S) if compiles(line) else 0.0
     capture_s = CAPTURE_S if line.graphs else 0.0
     return IMPORT_S + load_s + compile_s + capture_s + PROFILE_S

@@ -77,6 +77,7 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
         candidate_models=given.candidate_model,
         candidate_drafters=given.candidate_drafter,
         candidate_commands=given.candidate_cmd,
+        compile_cache=given.compile_cache,
     )
 
 

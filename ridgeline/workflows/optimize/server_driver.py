@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import msgspec
 from ridgeline.config.rules import WAYS_TO_APPLY
 from ridgeline.errors import BadInput
 from ridgeline.optimize.drivers.base import Driver, Report, ServerControl
+from ridgeline.optimize.drivers.compile_cache import CompileCache
+from ridgeline.optimize.drivers.docker import DockerContainer
 from ridgeline.optimize.drivers.in_place import InPlaceDriver, Readiness
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import ProcessDriver, ServerCommand
 from ridgeline.optimize.drivers.shell import join_lines
-from ridgeline.optimize.external.server_flags import load_server_flags
+from ridgeline.optimize.external.server_flags import load_server_flags, server_flags_for
 from ridgeline.workflows.evaluate.eval_command import check_command
 
 
@@ -34,6 +37,8 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     own quality gate, whose score may drop by `eval_margin`. `candidate_models`: checkpoints to try
     in place of the model. `candidate_drafters`: heads and draft models to speculate with, as
     `eagle3:CHECKPOINT`. `candidate_commands`: to try in place of `restart_cmd`.
+    `compile_cache`: where compiled kernels are kept from start to start (None: where the server
+    keeps them).
     """
 
     url: str
@@ -56,6 +61,7 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     candidate_models: tuple[str, ...] = ()
     candidate_drafters: tuple[str, ...] = ()
     candidate_commands: tuple[str, ...] = ()
+    compile_cache: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("restart_cmd", "apply_cmd", "server_cmd", "eval_cmd"):
@@ -80,6 +86,13 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
                         "address",
                         value=self.url,
                     )
+        is_in_place = self.kubernetes is not None and not is_copied(self.url)
+        if self.compile_cache is not None and is_in_place:
+            raise BadInput(
+                "--compile-cache needs a copy: in place only the server's arguments change",
+                value=self.compile_cache,
+                fix="write {service} or {port} in --url, or mount a cache in the Deployment",
+            )
 
 
 def open_driver(
@@ -92,21 +105,30 @@ def open_driver(
     """
     if server.restart_cmd is not None:
         command = _command(server, server.restart_cmd)
+        env = tuple(_cache_variables(server, command.command).items())
+        command = msgspec.structs.replace(command, env=env)
         return command, ProcessDriver(command, folder)
     if server.slurm is not None:
         from ridgeline.optimize.drivers.slurm import SlurmDriver, SlurmScript
 
         script = SlurmScript(server.slurm)
-        job = SlurmDriver(script, server.url, server.start_timeout_s, folder, report)
+        env_of_jobs = _cache_variables(server, script.command)
+        job = SlurmDriver(script, server.url, server.start_timeout_s, folder, report, env_of_jobs)
         return _command(server, script.command), job
     readiness = Readiness(path_url=server.ready_url, timeout_s=server.start_timeout_s)
     if server.kubernetes is not None and is_copied(server.url):
         from ridgeline.optimize.drivers.kubernetes.copy import KubernetesCopyDriver
 
         copy = KubernetesCopyDriver(server.kubernetes, server.url, readiness, folder, report)
+        cache = _cache(server, copy.command.command)
+        if cache is not None:
+            copy.keep_compiled(cache)
         return copy.command, copy
     control = _control(server, folder)
     command = _command(server, f"{shlex.join(control.read_command())} {{flags}}")
+    cache = _cache(server, command.command)
+    if cache is not None and isinstance(control, DockerContainer):
+        control.keep_compiled(cache)
     restore = RestoreScript(folder / RESTORE_SCRIPT)
     return command, InPlaceDriver(control, command, readiness, restore, report)
 
@@ -118,6 +140,19 @@ def cluster_rights(server: RestartableServer) -> str:
     if server.kubernetes is None:
         raise BadInput("--rbac needs --kubernetes NAMESPACE/NAME")
     return rights_manifest(server.kubernetes, on_copy=is_copied(server.url))
+
+
+def _cache(server: RestartableServer, command: str) -> CompileCache | None:
+    """The cache of compiled kernels of the server that a command line starts."""
+    if server.compile_cache is None:
+        return None
+    flags = server_flags_for(command, server.server)
+    return CompileCache(server.compile_cache, flags.compile_cache)
+
+
+def _cache_variables(server: RestartableServer, command: str) -> dict[str, str]:
+    cache = _cache(server, command)
+    return {} if cache is None else cache.environment(str(cache.folder()), os.environ)
 
 
 def is_copied(url: str) -> bool:
@@ -157,8 +192,6 @@ def _command(server: RestartableServer, command: str) -> ServerCommand:
 
 def _control(server: RestartableServer, folder: Path) -> ServerControl:
     if server.docker is not None:
-        from ridgeline.optimize.drivers.docker import DockerContainer
-
         return DockerContainer(server.docker)
     if server.kubernetes is not None:
         from ridgeline.optimize.drivers.kubernetes.workload import KubernetesWorkload

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.config.improve import WatchOptions
+from ridgeline.config.load import WatchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.drift import DriftCheck, drift, load_check
 from ridgeline.errors import BadInput, CannotRun, UserError

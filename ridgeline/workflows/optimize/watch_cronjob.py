@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from ridgeline.config.improve import WatchOptions
+from ridgeline.config.load import WatchOptions
 
 CLAIM, SECRET = "ridgeline-tuned", "ridgeline-watch"
 TUNED = "/tuned"

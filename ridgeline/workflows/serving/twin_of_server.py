@@ -34,7 +34,8 @@ def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None
     Waits as long as the server would take to start. Raises BadInput, DoesNotFit or CannotRun where
     the server would refuse to start, and for what no twin imitates.
     """
-    from ridgeline.twin.servers.behaviour import startup_s
+    from ridgeline.twin.servers.behaviour import compiles, startup_s
+    from ridgeline.twin.servers.kernel_cache import kernel_file, note_compiled
 
     kind, line = read_command(options.command)
     with contextlib.ExitStack() as resources:
@@ -46,11 +47,14 @@ def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None
         )
         check_exposed(server_options)
         app, engine, model = open_twin(kind, line, options, server_options)
-        start_s = startup_s(line, model)
+        kernels = kernel_file(line) if compiles(line) else None
+        finds_kernels = kernels is not None and kernels.exists()
+        start_s = startup_s(line, model, finds_kernels=finds_kernels)
         resources.callback(engine.close)
         for text in _opening_lines(line, model, engine, start_s):
             observer(Message(text=text))
         time.sleep(start_s / options.speed)
+        note_compiled(kernels)
         listener = resources.enter_context(listen(server_options))
 
         def announce() -> None:

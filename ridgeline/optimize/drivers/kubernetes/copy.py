@@ -23,6 +23,7 @@ from typing import Any
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import Report, Shell
+from ridgeline.optimize.drivers.compile_cache import MOUNTED_AT, CompileCache
 from ridgeline.optimize.drivers.in_place import InPlaceConfiguration, InPlaceDriver, Readiness
 from ridgeline.optimize.drivers.kubernetes.rights import COPY_SUFFIX
 from ridgeline.optimize.drivers.kubernetes.workload import KubernetesWorkload
@@ -31,15 +32,17 @@ from ridgeline.optimize.drivers.server_process import ServerCommand, free_port
 from ridgeline.optimize.drivers.shell import run, shell_line, uninterrupted
 
 LABEL = "ridgeline/copy-of"
+CACHE_VOLUME = "ridgeline-compile-cache"
 MANIFEST = "kubernetes-copy.json"
 SERVICE_PLACEHOLDER, PORT_PLACEHOLDER = "{service}", "{port}"
 DEFAULT_PORT = 8000
 
 
 def copy_manifest(
-    deployment: dict[str, Any], container: str
+    deployment: dict[str, Any], container: str, cache: CompileCache | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The Deployment and the Service of a copy. `container`: that of the server."""
+    """The Deployment and the Service of a copy. `container`: that of the server; it mounts the
+    `cache`."""
     name, namespace = deployment["metadata"]["name"], deployment["metadata"].get("namespace")
     metadata = {"name": f"{name}{COPY_SUFFIX}", "labels": {LABEL: name}}
     if namespace is not None:
@@ -49,6 +52,8 @@ def copy_manifest(
         "labels": {LABEL: name},
         "annotations": (template.get("metadata") or {}).get("annotations") or {},
     }
+    if cache is not None:
+        _mount_cache(template["spec"], container, cache)
     port = _server_port(template["spec"]["containers"], container)
     copy = {
         "apiVersion": "apps/v1",
@@ -71,6 +76,21 @@ def copy_manifest(
         },
     }
     return copy, service
+
+
+def _mount_cache(pod: dict[str, Any], name: str, cache: CompileCache) -> None:
+    """Let a container keep its compiled kernels in what outlives its pod."""
+    container = next(row for row in pod["containers"] if row["name"] == name)
+    present = [row["name"] for row in container.get("env") or ()]
+    variables = cache.environment(MOUNTED_AT, present)
+    container["env"] = [
+        *(container.get("env") or ()),
+        *({"name": key, "value": value} for key, value in variables.items()),
+    ]
+    mounts = container.get("volumeMounts") or ()
+    container["volumeMounts"] = [*mounts, {"name": CACHE_VOLUME, "mountPath": MOUNTED_AT}]
+    volume = {"name": CACHE_VOLUME, **cache.volume_of_pod()}
+    pod["volumes"] = [*(pod.get("volumes") or ()), volume]
 
 
 def _server_port(containers: Sequence[dict[str, Any]], name: str) -> int:
@@ -110,6 +130,7 @@ class KubernetesCopyDriver:
         self, place: str, url: str, readiness: Readiness, folder: Path, report: Report
     ) -> None:
         self._original = KubernetesWorkload(place)
+        self._cache: CompileCache | None = None
         self._words = self._original.read_command()
         self._namespace, self._kind, self._name, self._container = self._original.parts
         if self._kind != "deployment":
@@ -127,6 +148,11 @@ class KubernetesCopyDriver:
         self._forward: subprocess.Popen[bytes] | None = None
         self._in_place: InPlaceDriver | None = None
 
+    def keep_compiled(self, cache: CompileCache) -> None:
+        """Mount what outlives the copy's pods. Raises BadInput for a place that does not."""
+        cache.volume_of_pod()
+        self._cache = cache
+
     @property
     def command(self) -> ServerCommand:
         """The command line of the original, at the address of the copy."""
@@ -137,7 +163,7 @@ class KubernetesCopyDriver:
         )
 
     def __enter__(self) -> KubernetesCopyDriver:
-        manifests = copy_manifest(self._original.document(), self._container)
+        manifests = copy_manifest(self._original.document(), self._container, self._cache)
         self._refuse_other_owner()
         file = self._folder / MANIFEST
         # not as a List, which kubectl validates itself instead of letting the cluster do it
