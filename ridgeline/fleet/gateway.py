@@ -21,6 +21,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.fleet.backends import Backend, Backends
+from ridgeline.fleet.batch.routes import BatchRoutes, is_batch_path
 from ridgeline.fleet.call import RoutedCall, Trial, digest_of, prompt_pieces, read_body
 from ridgeline.fleet.canary.controller import CanaryControl, NoCanary
 from ridgeline.fleet.client_side import ClientResponse, read_request_body
@@ -103,7 +104,7 @@ class Gateway:
         self._blame = self._verdicts.blame
         for part in (self.canary, self.fallback, self._verdicts):
             self.metrics.watch(part.metrics)
-        self._retained = RetainedStreams()
+        self._retained, self._batches = RetainedStreams(), BatchRoutes(backends)
         backends.on_ready = parking.release
 
     def use_prefill(self, pool: PrefillControl) -> None:
@@ -118,6 +119,8 @@ class Gateway:
         try:
             if scope["path"] in ROUTED_PATHS and scope["method"] == "POST":
                 await self._route(scope, receive, send)
+            elif is_batch_path(scope["path"]):
+                await self._batches.handle(scope, receive, send)
             else:
                 await self._page(scope, receive, send)
         except ApiError as error:

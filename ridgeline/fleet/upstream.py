@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -83,6 +83,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_lost = self._is_given_up = False
         self.patience = 1.0
         self._is_paused = False
+        self._can_write = asyncio.Event()
+        self._can_write.set()
         self._begin()
 
     def _begin(self) -> None:
@@ -99,6 +101,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._begin()
         assert self._transport is not None
         self._transport.write(request)
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of a body, and wait until the backend has read enough of those before.
+        Raises BackendLost."""
+        await self._can_write.wait()
+        if self.is_lost or self._transport is None:
+            raise BackendLost("the connection broke", has_begun=True)
+        self._transport.write(data)
 
     async def read_headers(self) -> None:
         """Wait for the status and the headers. Raises BackendLost."""
@@ -190,8 +200,15 @@ class UpstreamConnection(asyncio.Protocol):
         if self._sink is None or self.is_complete or self.is_lost:
             self._wake()
 
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
+        self._can_write.set()
         if exc is None and self.has_headers:  # a body of unknown length ends with the connection
             names = {name for name, _ in self.headers}
             self.is_complete |= not names & {b"content-length", b"transfer-encoding"}
@@ -258,6 +275,41 @@ class UpstreamPool:
         connection.patience = patience
         return await self._send(connection, request)
 
+    async def upload(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: AsyncIterator[bytes],
+    ) -> UpstreamConnection:
+        """Send a request once, on a connection that nothing else uses, with a body in pieces, and
+        wait for the headers of its response; `discard` the connection afterwards. A response that
+        comes before the end of the body, such as a refusal, ends it. Raises BackendLost."""
+        connection = await self._connect()
+        self.busy.add(connection)
+        try:
+            chunked = (b"transfer-encoding", b"chunked")
+            connection.send(self._head(method, path, [*headers, chunked]))
+            async for data in body:
+                if connection.has_headers:
+                    return connection
+                await connection.write(b"%x\r\n%b\r\n" % (len(data), data))
+            await connection.write(b"0\r\n\r\n")
+            await connection.read_headers()
+        except BackendLost:
+            if not connection.has_headers:
+                self.discard(connection)
+                raise
+        except BaseException:
+            self.discard(connection)
+            raise
+        return connection
+
+    def discard(self, connection: UpstreamConnection) -> None:
+        """Close a connection that is not used again."""
+        self._forget(connection)
+        connection.close()
+
     def release(self, connection: UpstreamConnection) -> None:
         """Keep the connection for the next request, if its response is complete."""
         self._forget(connection)
@@ -306,6 +358,11 @@ class UpstreamPool:
     def _request(
         self, method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> bytes:
+        if body or method == b"POST":
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        return self._head(method, path, headers) + body
+
+    def _head(self, method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         address = self.address
         host = f"[{address.host}]" if ":" in address.host else address.host
         lines = [
@@ -313,6 +370,4 @@ class UpstreamPool:
             % (method, address.prefix.encode(), path, host.encode(), address.port)
         ]
         lines += [b"%b: %b\r\n" % pair for pair in headers]
-        if body or method == b"POST":
-            lines.append(b"content-length: %d\r\n" % len(body))
-        return b"".join((*lines, b"\r\n", body))
+        return b"".join((*lines, b"\r\n"))
