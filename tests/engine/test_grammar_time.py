@@ -187,7 +187,7 @@ def test_memory_of_compiled_grammars_is_bounded(
 ) -> None:
     """Requests that have ended keep no more of their grammars than the bound."""
     monkeypatch.setattr(guidance, "MAX_KEPT_BYTES", 16 << 20)
-    grammars = [OutputGrammar("regex", f"a{{{20_000 + i}}}") for i in range(6)]  # 8 MB each
+    grammars = [OutputGrammar("regex", f"a{{{19_900 + i}}}") for i in range(6)]  # 8 MB each
     engine.generate([PROMPT], Sampling(max_tokens=1, structured=grammars[0], seed=1))
     before = heap_bytes()
     if before is None:

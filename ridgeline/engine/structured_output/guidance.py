@@ -6,9 +6,13 @@ Source. Moskal et al., llguidance (2024), https://github.com/guidance-ai/llguida
 derivatives are those of Owens, Reppy and Turon (JFP 2009).
 
 Work is bounded by operation counts: the compiler and every row of a step stop after a fixed number
-of operations, and only that request fails (`_LIMITS`; about 0.1 s of compilation, 15 ms per row). A
+of operations, and only that request fails (`_LIMITS`; about 0.1 s of compilation, 20 ms per row). A
 step is bounded by time: rows whose turn comes after `STEP_S` wait for the next step. Rows that were
 cheap go first, then those that have waited. Time decides when a row is sampled, never what.
+
+Schemas with many optional properties reach these limits in the middle of an answer. Their width is
+bounded, and wide ones are tried out when they are compiled (`_try_out`), so that they are refused
+before an answer begins.
 
 Copies of a matcher share its lexer, and so use up its limits (states, expressions) together. An
 answer that reaches them starts again with a separate lexer, for which its row waits while another
@@ -58,8 +62,10 @@ from ridgeline.engine.structured_output.json_schema import (
     JSON_SPACE,
     embed_schemas,
     supported_schema,
+    widest_schema,
 )
 from ridgeline.engine.structured_output.repeats import check_repeats, step_fuel
+from ridgeline.engine.structured_output.width import MAX_DEPTH, Widest
 from ridgeline.errors import BadGrammar, BadInput, CannotRun
 from ridgeline.records import OutputGrammar
 
@@ -82,6 +88,9 @@ CHEAP_S = 0.001  # a row that took no longer goes first
 CONSUMED_AT_ONCE = 256  # tokens
 PROMPT_SAMPLE = 64  # evenly spread tokens that distinguish prompts of equal length
 MAX_TEXT = 256 << 10  # characters of one grammar; the server's limit is lower
+WIDE = 100  # optional properties at one place, from which a schema is tried out
+TRIED_TOKENS = 32
+_ALLOWED = b"\xc8"  # in the library's bytes, one for each token
 
 _LIMITS = {
     "max_items_in_row": 1000,
@@ -92,6 +101,11 @@ _LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
+
+_SCHEMA_KINDS = ("json", "call", "answer_or_calls")
+_SCHEMA_WORK = 290_000_000
+"""Items of a step times items of a row, to which the time of a schema's mask is proportional: about
+20 ms. (Ambiguous rules, which schemas have not, take a hundred times as long.)"""
 
 _PARSER_LIMIT = re.compile("(?i)too many items|current row has")
 """Limits of a copy's own parser, which another lexer would reach at the same place."""
@@ -405,13 +419,15 @@ class GuidanceMasks:
                 limit=MAX_TEXT,
             )
         library, trie = _library(), self._trie()
-        limits = library.LLParserLimits(**_limits_of(structured))
+        grammar = _grammar(library, structured)
+        widest = _widest(structured)
+        limits = library.LLParserLimits(**_limits_of(structured, widest.width))
         before = heap_bytes()
-        matcher: llguidance.LLMatcher = library.LLMatcher(
-            trie, _grammar(library, structured), log_level=0, limits=limits
-        )
+        matcher: llguidance.LLMatcher = library.LLMatcher(trie, grammar, log_level=0, limits=limits)
         _check_first_step(structured, matcher)
         after = heap_bytes()
+        if widest.width > WIDE:
+            _try_out(structured, widest, trie)
         if before is None or after is None:
             return _CompiledGrammar(matcher, UNMEASURED_BYTES)
         return _CompiledGrammar(matcher, max(after - before, 0))
@@ -442,6 +458,44 @@ def _check_first_step(structured: OutputGrammar, matcher: llguidance.LLMatcher) 
             raise _unusable(structured, copy.get_error())
 
 
+def _widest(structured: OutputGrammar) -> Widest:
+    if structured.kind not in _SCHEMA_KINDS:
+        return Widest(0, {})
+    return widest_schema(structured.kind, structured.text)
+
+
+def _try_out(structured: OutputGrammar, widest: Widest, trie: llguidance.LLTokenizer) -> None:
+    """Compute masks inside the widest object of a wide schema, up to its second property.
+
+    How much work they are depends on the vocabulary: on how many tokens end one property and begin
+    the next.
+    """
+    library = _library()
+    try:
+        grammar = library.LLMatcher.grammar_from_json_schema(
+            supported_schema(json.dumps(widest.schema)), overrides={"whitespace_pattern": " ?"}
+        )
+    except ValueError:  # it refers to another place of the document, which it cannot without it
+        return
+    limits = library.LLParserLimits(**_limits_of(structured, widest.width))
+    matcher = library.LLMatcher(trie, grammar, log_level=0, limits=limits)
+    marks = [token for mark in '":,{[' if len(own := trie.tokenize_str(mark)) == 1 for token in own]
+    for _ in range(TRIED_TOKENS):
+        allowed = matcher.compute_logit_bias()
+        if matcher.is_error():
+            break
+        first = next((token for token in marks if allowed[token]), None)
+        token = allowed.find(_ALLOWED) if first is None else first
+        if token < 0 or token in trie.eos_tokens or not matcher.consume_tokens([token]):
+            break
+    if matcher.is_error() and _PARSER_LIMIT.search(matcher.get_error()):
+        raise _unusable(
+            structured,
+            f"{widest.width} optional properties may come next at one place, which is more work"
+            " than the masks of a step may take with the vocabulary of this model",
+        )
+
+
 def _library() -> Any:
     try:
         import llguidance
@@ -452,7 +506,11 @@ def _library() -> Any:
     return llguidance
 
 
-def _limits_of(structured: OutputGrammar) -> dict[str, int]:
+def _limits_of(structured: OutputGrammar, width: int) -> dict[str, int]:
+    """The limits for a grammar with a schema of the given width, 0 if it has none."""
+    if structured.kind in _SCHEMA_KINDS:
+        row = max(_LIMITS["max_items_in_row"], 4 * width + 400)
+        return {**_LIMITS, "max_items_in_row": row, "step_max_items": _SCHEMA_WORK // row}
     if structured.kind not in ("regex", "grammar"):
         return _LIMITS
     fuel = step_fuel(_LIMITS["step_lexer_fuel"], structured.text)
@@ -475,7 +533,9 @@ def _grammar(library: Any, structured: OutputGrammar) -> str:
         if structured.kind == "answer_or_calls":
             return str(matcher.grammar_from_lark(embed_schemas(text)))
         return str(matcher.grammar_from_lark(text))
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _unusable(structured, f"it is nested more than {MAX_DEPTH} levels deep") from None
+    except ValueError as error:
         raise _unusable(structured, str(error)) from None
 
 
@@ -508,5 +568,7 @@ def _unusable(structured: OutputGrammar, why: str) -> BadGrammar:
     if "coerce_one_of" in first:  # names an option of the library that requests do not have
         first = "oneOf is only supported if no value matches two of its branches"
         fix = "use anyOf"
+    if "optional properties" in first:
+        fix = "list some of them under required, or divide the object into smaller ones"
     kind = _KIND_NAMES.get(structured.kind, structured.kind)
     return BadGrammar(f"the {kind} for structured output cannot be used: {first[:300]}", fix=fix)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ridgeline.engine.structured_output.repeats import check_repeats
+from ridgeline.engine.structured_output.width import Widest, check_depth, check_width
 
 KNOWN_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -48,9 +49,10 @@ _APPLICATORS = frozenset((
 def supported_schema(text: str) -> str:
     """The schema without keywords that constrain nothing; `text` itself if it has none.
 
-    Raises ValueError for text that is not JSON, for the schema `false`, which allows no value, and
-    for a pattern with too many repetitions.
+    Raises ValueError for text that is not JSON, for the schema `false`, which allows no value, for
+    a pattern with too many repetitions, and for a schema that is too wide or too deep.
     """
+    check_depth(text)
     schema = json.loads(text)
     supported = _supported(schema)
     return text if supported == schema else json.dumps(supported)
@@ -58,14 +60,35 @@ def supported_schema(text: str) -> str:
 
 def embed_schemas(grammar: str) -> str:
     """A grammar of kind "answer_or_calls" in llguidance's dialect of Lark."""
-    decoder, pieces, begin = json.JSONDecoder(), list[str](), 0
+    pieces, begin = list[str](), 0
+    for schema, kind, start, end in _embedded_schemas(grammar):
+        space = CALL_SPACE if kind == "call" else JSON_SPACE
+        pieces += [grammar[begin:start], _embedded(schema, space)]
+        begin = end
+    return "".join([*pieces, grammar[begin:]])
+
+
+def _embedded_schemas(grammar: str) -> Iterator[tuple[Any, str, int, int]]:
+    """The schemas in a grammar, with their kinds and the places where they begin and end."""
+    decoder, begin = json.JSONDecoder(), 0
     for match in _EMBEDDED.finditer(grammar):
         if match.start() >= begin:  # else it is text inside a schema
-            schema, end = decoder.raw_decode(grammar, match.end())
-            space = CALL_SPACE if match[1] == "call" else JSON_SPACE
-            pieces += [grammar[begin : match.start()], _embedded(schema, space)]
-            begin = end
-    return "".join([*pieces, grammar[begin:]])
+            schema, begin = decoder.raw_decode(grammar, match.end())
+            yield schema, match[1], match.start(), begin
+
+
+def widest_schema(kind: str, text: str) -> Widest:
+    """The widest place of the schemas in a grammar, as a schema of its own.
+
+    Its references to definitions hold; those to other places of the document do not.
+    """
+    is_document = kind in ("json", "call")
+    schemas = [json.loads(text)] if is_document else [own[0] for own in _embedded_schemas(text)]
+    places = [(check_width(schema), schema) for schema in schemas]
+    widest, document = max(places, key=lambda own: own[0].width, default=(Widest(0, {}), {}))
+    kept = {} if isinstance(document, bool) else document
+    kept = {key: kept[key] for key in ("$defs", "definitions") if key in kept}
+    return Widest(widest.width, {**kept, **widest.schema})
 
 
 def _embedded(schema: Any, whitespace_pattern: str) -> str:
@@ -79,6 +102,7 @@ def _embedded(schema: Any, whitespace_pattern: str) -> str:
 def _supported(schema: Any) -> Any:
     if schema is False:
         raise ValueError("the schema false allows no value")
+    check_width(schema)
     return {} if schema is True else _simplified(schema)
 
 
