@@ -16,9 +16,11 @@ the panics of Rust libraries are none of Exception.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -48,6 +50,7 @@ from ridgeline.records import Event, Failed, FailureCause, Finished, Request
 
 _LOG = logging.getLogger(__name__)
 _MAX_FAILURES = 3  # consecutive failed steps after which the engine is unhealthy
+_EXIT_S = 30.0  # for which the end of the program waits for steps
 
 T = TypeVar("T")
 Command = Callable[[], Sequence[Event]]
@@ -59,6 +62,25 @@ def _no_transfer(plan: StepPlan) -> None:
 
 def _no_export() -> None:
     """No other server wants what was computed."""
+
+
+_RUNNING: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """End the threads of engines that were not closed, before Python ends them.
+
+    A thread that returns from native code once Python has begun to shut down is unwound through
+    destructors that may not throw: C++ aborts the process ("terminate called without an active
+    exception").
+    """
+    threads = threading.enumerate()
+    running = [loop for loop in list(_RUNNING) if loop._thread in threads]
+    for loop in running:
+        loop._ask_to_stop()
+    for loop in running:
+        loop._thread.join(_EXIT_S)
 
 
 class Subscriber(Protocol):
@@ -141,6 +163,7 @@ class EngineLoop:
         self._thread = threading.Thread(
             target=self._main, args=(on_start,), name="ridgeline-engine", daemon=True
         )
+        _RUNNING.add(self)
         self._thread.start()
 
     # -- from any thread
@@ -236,10 +259,14 @@ class EngineLoop:
 
     def close(self) -> None:
         """Stop after the current step; unfinished requests end as aborted."""
+        self._ask_to_stop()
+        self._thread.join()
+        _RUNNING.discard(self)
+
+    def _ask_to_stop(self) -> None:
         with self._wake:
             self._open = False
             self._wake.notify()
-        self._thread.join()
 
     def _check_open(self) -> None:
         if not self._open:

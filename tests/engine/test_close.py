@@ -54,8 +54,23 @@ next(events)
 """
 
 
+FROM_PARTS = """
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.build import assemble
+from ridgeline.engine.config import resolve
+from ridgeline.engine.engine import Engine
+from ridgeline.records import Sampling
+resolved = resolve(settings_from({"model": "demo", "max_model_len": 2048}))
+engines = [Engine(resolved, assemble(resolved)) for _ in range(2)]
+for engine in engines:
+    events = engine.iterate("def f(", Sampling(max_tokens=2000, ignore_eos=True))
+    next(events)
+"""
+
+
 @pytest.mark.slow
-def test_program_that_ends_during_a_request_ends_cleanly() -> None:
-    command = [sys.executable, "-c", LEAVES_A_REQUEST]
+@pytest.mark.parametrize("program", [LEAVES_A_REQUEST, FROM_PARTS], ids=["opened", "from parts"])
+def test_program_that_ends_during_a_request_ends_cleanly(program: str) -> None:
+    command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -15,6 +15,9 @@ from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.serving.serve import ServedModel, serve
 
 
+_EXIT_S = 30.0  # for which the end of the program waits for a model that is being loaded
+
+
 class LocalServer:
     """A model that is served until `close`, or until the `with` block is left.
 
@@ -36,8 +39,15 @@ class LocalServer:
             name="ridgeline-server",
             daemon=True,
         )
+        self._is_abandoned = False
         self._thread.start()
-        self.served, self._stop = self._ready.result()
+        try:
+            self.served, self._stop = self._ready.result()
+        except BaseException:  # Ctrl-C: what is being loaded is closed once it is ready
+            self._is_abandoned = True
+            # Native code must not be under way when Python ends its threads.
+            atexit.register(self._thread.join, _EXIT_S)
+            raise
         atexit.register(self.close)
 
     @property
@@ -93,6 +103,8 @@ class LocalServer:
     ) -> None:
         def ready(served: ServedModel, stop: Callable[[], None]) -> None:
             self._ready.set_result((served, stop))
+            if self._is_abandoned:
+                stop()
 
         try:
             serve(settings, options, twin=twin, on_ready=ready, observer=observer)
