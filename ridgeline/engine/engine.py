@@ -62,6 +62,8 @@ from ridgeline.records import (
 
 STALL_S = 120.0
 """Seconds for which work may be due without a finished step before the engine is unhealthy."""
+LARGE_VOCABULARY = 10_000
+"""Tokens from which the first grammar would stop other requests for more than 50 ms."""
 CPU_PIECE_TOKENS = 128
 """Of a text to embed, between two steps: on a CPU, larger pieces are not faster per token."""
 
@@ -122,10 +124,14 @@ class Engine:
     def open(model: str = DEFAULT_MODEL, **settings: Unpack[EngineSettings]) -> Engine:
         """Load a model by any of its names, after downloading it if it is not here.
 
-        `settings` are the engine's options under their names in the configuration. Raises BadModel,
+        `settings` are the engine's options under their names in the configuration. For a large
+        vocabulary, what grammars need is loaded too (`warm_up_grammars`). Raises BadModel,
         BadInput, CannotRun, DoesNotFit or DownloadFailed.
         """
-        return Engine.from_settings(settings_from({"model": model, **settings}))
+        engine = Engine.from_settings(settings_from({"model": model, **settings}))
+        if engine.resolved.spec.vocab_size > LARGE_VOCABULARY:
+            engine.warm_up_grammars()
+        return engine
 
     @staticmethod
     def from_settings(
@@ -289,7 +295,10 @@ class Engine:
         self._registry_of_adapters().unload(name)
 
     def warm_up_grammars(self) -> None:
-        """Load what grammars need before the first one comes: seconds for a large vocabulary."""
+        """Load what grammars need before the first one comes: seconds for a large vocabulary.
+
+        Other requests stand still meanwhile. Without this call, the first grammar does it.
+        """
         self._masks.warm_up()
 
     def abort(self, request_id: str) -> None:

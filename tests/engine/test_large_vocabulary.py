@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from ridgeline.engine.engine import Engine
 from ridgeline.engine.structured_output import make_masks
 from ridgeline.engine.structured_output.guidance import GuidanceMasks
 from ridgeline.errors import BadInput
@@ -147,3 +149,13 @@ def test_first_grammar_does_not_stop_other_threads(masks: GuidanceMasks) -> None
     thread.join()
     assert masks._tokenizer is trie is not None, "the trie is built before requests are served"
     assert max(beats) < 0.3
+
+
+@pytest.mark.parametrize(("num_tokens", "is_warm"), [(10_000, False), (10_001, True)])
+def test_engine_with_a_large_vocabulary_opens_with_its_trie(
+    monkeypatch: pytest.MonkeyPatch, num_tokens: int, is_warm: bool
+) -> None:
+    opened = mock.Mock(**{"resolved.spec.vocab_size": num_tokens})
+    monkeypatch.setattr(Engine, "from_settings", lambda _settings: opened)
+    Engine.open("demo")
+    assert opened.warm_up_grammars.called is is_warm

@@ -71,6 +71,7 @@ def answer_batch(
     from ridgeline.workflows.open_engine import open_engine  # imports torch: only after the checks
 
     with open_engine(settings, observer) as engine:
+        engine.warm_up_grammars()
         batch = _run(engine, job, output, name, observer)
     return BatchFileResult(
         output=str(output),

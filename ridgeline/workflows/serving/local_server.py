@@ -14,7 +14,6 @@ from ridgeline.config.settings import Settings
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.serving.serve import ServedModel, serve
 
-
 _EXIT_S = 30.0  # for which the end of the program waits for a model that is being loaded
 
 
