@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import tokenizers
 import torch
@@ -18,6 +19,8 @@ from ridgeline.engine.embedding_settings import embedding_settings
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadModel
 from ridgeline.serve.app import create_app
+from ridgeline.serve.config import LIMITS
+from ridgeline.serve.rerank import routes, template
 from ridgeline.serve.rerank.template import DEFAULT_INSTRUCTION
 from tests.conformance.tiny_models import make_model
 from tests.serve.fake_engine import FakeEngine
@@ -119,6 +122,58 @@ async def test_rerank_limits_results_and_truncates_documents(
     [result] = payload["results"]
     assert set(result) == {"index", "relevance_score"}
     assert result["relevance_score"] == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/score"])
+async def test_more_pairs_than_the_queue_holds_are_scored_in_parts(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(routes, "LIMITS", msgspec.structs.replace(LIMITS, max_prompts=4))
+    sizes, submit = list[int](), routes._submit
+
+    async def counted(*args: Any) -> Any:
+        sizes.append(len(args[-1]))
+        return await submit(*args)
+
+    monkeypatch.setattr(routes, "_submit", counted)
+    documents = [f"Document {i}." for i in range(10)]
+    texts = {"query": QUERY, "documents": documents, "text_1": QUERY, "text_2": documents}
+    names = ("query", "documents") if path == "/v1/rerank" else ("text_1", "text_2")
+    body = {name: texts[name] for name in names}
+    reply = await client.post(path, json=body, headers={"x-request-id": "own"})
+    payload = reply.json()
+    assert sizes == [4, 4, 2]
+    alone = [(await client.post(path, json=body | {names[1]: [own]})).json() for own in documents]
+    entries = payload.get("results") or payload["data"]
+    key = "relevance_score" if path == "/v1/rerank" else "score"
+    by_index = {entry["index"]: entry[key] for entry in entries}
+    wanted = [(own.get("results") or own["data"])[0][key] for own in alone]
+    assert [by_index[i] for i in range(10)] == pytest.approx(wanted, abs=1e-6)
+    totals = [own["usage"]["total_tokens"] for own in alone]
+    assert payload["usage"]["total_tokens"] == sum(totals)
+    assert reply.headers["x-request-id"] == "own"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"query": "q" * 20_000, "documents": ["x"] * 2048},
+        {"query": "q", "instruction": "q" * 20_000, "documents": ["x"] * 2048},
+    ],
+)
+async def test_long_query_is_refused_before_it_is_joined_with_every_document(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    joined: list[str] = []
+
+    def pair_text(*parts: Any) -> str:
+        joined.append(template.pair_text(*parts))
+        return joined[-1]
+
+    monkeypatch.setattr(routes, "pair_text", pair_text)
+    reply = await client.post("/v1/rerank", json=body)
+    assert reply.status_code == 400 and "too long" in reply.text
+    assert len(joined) == 1
 
 
 async def test_scores_of_one_to_many_and_of_pairs(

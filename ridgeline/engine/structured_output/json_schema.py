@@ -86,8 +86,8 @@ def widest_schema(kind: str, text: str) -> Widest:
     schemas = [json.loads(text)] if is_document else [own[0] for own in _embedded_schemas(text)]
     places = [(check_width(schema), schema) for schema in schemas]
     widest, document = max(places, key=lambda own: own[0].width, default=(Widest(0, {}), {}))
-    kept = {} if isinstance(document, bool) else document
-    kept = {key: kept[key] for key in ("$defs", "definitions") if key in kept}
+    own: _Schema = {} if isinstance(document, bool) else document
+    kept = {key: own[key] for key in ("$defs", "definitions") if key in own}
     return Widest(widest.width, {**kept, **widest.schema})
 
 

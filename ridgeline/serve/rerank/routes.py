@@ -2,15 +2,17 @@
 
 Each pair is one prompt, after which one token is sampled for the sake of the log-probabilities of
 "yes" and "no", which give the score. Pairs of a request share the prefix cache up to the document,
-and are batched, scheduled, charged and counted like completions.
+and are batched, scheduled, charged and counted like completions, `LIMITS.max_prompts` at a time:
+2,048 of them would never fit the queue, and a long query in all of them not the memory.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from ridgeline.records import Sampling
@@ -53,9 +55,9 @@ async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> 
     limit = body.max_tokens_per_doc
     reader = service.prompt_reader(request)
     documents = [await _truncated(text, limit, service, reader) for text in texts]
-    pairs = [pair_text(body.query, document, body.instruction) for document in documents]
-    stream = await _submit(body, request, service, reader, tokens, pairs)
-    scores = await _scores(stream, request)
+    pairs = [(body.query, document) for document in documents]
+    scored = await _score_pairs(body, request, service, reader, tokens, pairs)
+    scores = scored.scores
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     returns = body.return_documents is not False
     results: list[RerankResult] = [
@@ -64,14 +66,13 @@ async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> 
         else {"index": index, "relevance_score": scores[index]}
         for index in order
     ]
-    num_tokens = stream.request.num_prompt_tokens
     response: RerankResponse = {
-        "id": stream.request.id,
+        "id": scored.id,
         "model": service.name,
         "results": results,
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "usage": {"prompt_tokens": scored.num_tokens, "total_tokens": scored.num_tokens},
     }
-    return json_response(response, stream.request.headers)
+    return json_response(response, scored.headers)
 
 
 @router.post(
@@ -85,23 +86,21 @@ async def score(body: ScoreRequest, request: Request, service: ServiceDep) -> Re
     service.check_model(body.model, allow_adapters=False)
     queries, documents = _pairs(body)
     tokens = rerank_tokens(service.engine.tokenizer)
-    pairs = [pair_text(*pair, body.instruction) for pair in zip(queries, documents, strict=True)]
+    pairs = list(zip(queries, documents, strict=True))
     reader = service.prompt_reader(request)
-    stream = await _submit(body, request, service, reader, tokens, pairs)
-    scores = await _scores(stream, request)
-    num_tokens = stream.request.num_prompt_tokens
+    scored = await _score_pairs(body, request, service, reader, tokens, pairs)
     response: ScoreResponse = {
-        "id": stream.request.id,
+        "id": scored.id,
         "object": "list",
         "created": int(time.time()),
         "model": service.name,
         "data": [
             {"index": index, "object": "score", "score": score}
-            for index, score in enumerate(scores)
+            for index, score in enumerate(scored.scores)
         ],
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "usage": {"prompt_tokens": scored.num_tokens, "total_tokens": scored.num_tokens},
     }
-    return json_response(response, stream.request.headers)
+    return json_response(response, scored.headers)
 
 
 def _pairs(body: ScoreRequest) -> tuple[list[str], list[str]]:
@@ -135,18 +134,50 @@ async def _truncated(
     return await in_thread_if_long(len(kept), lambda: decode(kept, skip_special_tokens=False))
 
 
+class _Scored(msgspec.Struct):
+    """The scores of all pairs; id and headers are those of the first ones."""
+
+    id: str = ""
+    headers: Mapping[str, str] = {}
+    num_tokens: int = 0
+    scores: list[float] = msgspec.field(default_factory=list)
+
+
+async def _score_pairs(
+    body: RerankRequest | ScoreRequest,
+    request: Request,
+    service: Service,
+    reader: PromptReader,
+    tokens: RerankTokens,
+    pairs: Sequence[tuple[str, str]],
+) -> _Scored:
+    """Submit the pairs of a query and a document in parts, each when the one before is scored."""
+    scored = _Scored()
+    for begin in range(0, len(pairs), LIMITS.max_prompts):
+        part = pairs[begin : begin + LIMITS.max_prompts]
+        stream = await _submit(body, request, service, reader, tokens, part)
+        scored.scores += await _scores(stream, request)
+        scored.num_tokens += stream.request.num_prompt_tokens
+        if not scored.id:
+            scored.id, scored.headers = stream.request.id, stream.request.headers
+        sent_id = scored.headers["x-request-id"]
+        scored.headers = {**stream.request.headers, "x-request-id": sent_id}
+    return scored
+
+
 async def _submit(
     body: RerankRequest | ScoreRequest,
     request: Request,
     service: Service,
     reader: PromptReader,
     tokens: RerankTokens,
-    pairs: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
 ) -> ResponseStream:
     limit = body.truncate_prompt_tokens if isinstance(body, ScoreRequest) else None
     prefix = "score" if isinstance(body, ScoreRequest) else "rerank"
     prompts = []
-    for text in pairs:
+    for query, document in pairs:
+        text = pair_text(query, document, body.instruction)
         read = await reader.read(text, add_special_tokens=False, is_cut=limit is not None)
         pair = read.tokens
         if limit is not None:
