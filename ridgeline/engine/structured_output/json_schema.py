@@ -78,7 +78,7 @@ def _embedded_schemas(grammar: str) -> Iterator[tuple[Any, str, int, int]]:
 
 
 def widest_schema(kind: str, text: str) -> Widest:
-    """The widest place of the schemas in a grammar, as a schema of its own.
+    """The widest place of the schemas in a grammar, as a separate schema.
 
     Its references to definitions hold; those to other places of the document do not.
     """
