@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.engine.attention import build_attention, choose
+from ridgeline.engine.attention import build_attention, choose, paged
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
@@ -55,10 +55,15 @@ def make_steps() -> list[list[Run]]:
     return steps
 
 
+@pytest.mark.parametrize("piece", [(1, 1), (15, 2), (256, 8)])
 @pytest.mark.parametrize("rank", [16, 400])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_form_equals_the_definition(rank: int, dtype: str) -> None:
+def test_every_form_equals_the_definition(
+    rank: int, dtype: str, piece: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Short runs absorb the projections into the queries, long ones expand keys and values."""
+    monkeypatch.setattr(paged, "PIECE_TOKENS", piece[0])
+    monkeypatch.setattr(paged, "PIECE_SEQS", piece[1])
     torch.manual_seed(rank)
     spec = with_kv_dtype(with_dtype(make_spec(kv_lora_rank=rank), "float32"), dtype)
     up, attention = make_up(spec), spec.layers[0].attention

@@ -16,11 +16,13 @@ every query-key pair wider (2·rank + rope_dim in place of key_dim + rope_dim + 
 steps and short runs absorb, and long runs of a prompt expand (`LatentUp.absorbs`).
 
 Shape legend: T tokens, H query heads, P plain part of a query head (without rotation), D = P +
-rope_dim, R rank, W = R + rope_dim, V size of a value head, L cached positions.
+rope_dim, R rank, W = R + rope_dim, V size of a value head, L cached positions, S sequences.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -70,6 +72,31 @@ class LatentUp:
         k_HLP = torch.matmul(latent_LR, self.key_HPR.transpose(1, 2))
         v_HLV = torch.matmul(latent_LR, self.value_HVR.transpose(1, 2))
         return torch.cat((k_HLP, rotated_LX.expand(len(k_HLP), -1, -1)), -1), v_HLV
+
+
+def attend_pieces(
+    q_SHW: Tensor, pieces: Iterable[tuple[Tensor, Tensor | None]], rank: int
+) -> Tensor:
+    """Results o_SHR over latents of absorbed queries, scaled before, over rows in several pieces.
+
+    Each piece is rows_SLW and an additive mask_S1L (None: all rows are seen), and is read once:
+    sums so far shrink by what the largest score of a head grows (online softmax, Milakov and
+    Gimelshein 2018, arXiv:1805.02867). The first piece has a row that each query sees.
+    """
+    top_SH1 = torch.full_like(q_SHW[..., :1], -math.inf)
+    sum_SH1 = torch.zeros_like(top_SH1)
+    o_SHR = torch.zeros_like(q_SHW[..., :rank])
+    for rows_SLW, mask_S1L in pieces:
+        scores_SHL = torch.bmm(q_SHW, rows_SLW.transpose(1, 2))
+        if mask_S1L is not None:
+            scores_SHL += mask_S1L
+        new_SH1 = torch.maximum(top_SH1, scores_SHL.amax(-1, keepdim=True))
+        shrink_SH1 = (top_SH1 - new_SH1).exp_()
+        weights_SHL = scores_SHL.sub_(new_SH1).exp_()
+        sum_SH1 = sum_SH1 * shrink_SH1 + weights_SHL.sum(-1, keepdim=True)
+        o_SHR = torch.baddbmm(o_SHR * shrink_SH1, weights_SHL, rows_SLW[..., :rank])
+        top_SH1 = new_SH1
+    return o_SHR / sum_SH1
 
 
 class LatentAttend(Protocol):

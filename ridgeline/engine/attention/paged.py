@@ -23,7 +23,7 @@ the pool, B block_size, L gathered positions, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +45,7 @@ from ridgeline.engine.attention.indices import (
     StepIndices,
 )
 from ridgeline.engine.attention.kv_format import read_tiles
-from ridgeline.engine.attention.latent import LatentUp
+from ridgeline.engine.attention.latent import LatentUp, attend_pieces
 from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.format import KV_GROUP, KV_SCALE_BYTES
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
@@ -75,6 +75,8 @@ class PagedAttention:
         self.attentions = tuple(layer.attention for layer in spec.layers)
         self.cache = cache
         like = torch.empty(0, dtype=cache.dtype, device=cache.layers[0].device)
+        in_pieces = like.device.type == "cpu" and cache.dtype == torch.float32
+        self.decode_latent = _decode_latent_in_pieces if in_pieces else _decode_latent
         self.kinds = tuple(IndexKind.of(attention) for attention in self.attentions)
         self.builders = {
             kind: IndexBuilder(
@@ -106,6 +108,7 @@ class PagedStep:
 
     def __init__(self, owner: PagedAttention, indices: tuple[StepIndices, ...]) -> None:
         self.attentions, self.cache, self.indices = owner.attentions, owner.cache, indices
+        self.decode_latent = owner.decode_latent
 
     def __call__(
         self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
@@ -131,7 +134,7 @@ class PagedStep:
         out_THV = q_THD.new_empty((*q_THD.shape[:2], up.value_HVR.shape[1]))
         for group in indices.groups:
             q_SHD = q_THD.index_select(0, group.rows_S)
-            o_SHV = _decode_latent(q_SHD, kv, group, attention, up)
+            o_SHV = self.decode_latent(q_SHD, kv, group, attention, up)
             out_THV.index_copy_(0, group.rows_S, o_SHV)
         for prefill in indices.prefills:
             _prefill_latent(q_THD, kv, prefill, attention, up, out_THV)
@@ -213,6 +216,37 @@ def _decode_latent(
         q_S1HW, rows_S1LW, latent_S1LR, group.mask_S11L, attention.scale, attention.softcap
     )
     return up.values_of(o_S1HR.squeeze(1))
+
+
+PIECE_TOKENS, PIECE_SEQS = 256, 8
+"""Of the rows that are gathered at once: they stay in the CPU's cache between the two products."""
+
+
+def _decode_latent_in_pieces(
+    q_SHD: Tensor, kv: LayerCache, group: DecodeGroup, attention: AttentionSpec, up: LatentUp
+) -> Tensor:
+    """The same in float32 on a CPU, where a copy of all rows costs more than the attention."""
+    tiles_SN = group.tiles.view(len(q_SHD), -1)
+    block_size = kv.kv_N2KBW.shape[-2]
+    each = max(1, PIECE_TOKENS // block_size)
+    q_SHW = up.absorb(q_SHD) * attention.scale
+
+    def pieces(seqs: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for block in range(0, tiles_SN.shape[1], each):
+            tiles = tiles_SN[seqs, block : block + each]
+            rows_SLW = kv.gather(tiles.reshape(-1), len(tiles))[0, :, 0]
+            start = block * block_size  # positions first..end of those gathered count
+            seen = slice(max(group.first - start, 0), max(group.end - start, 0))
+            if rows_SLW[:, seen].shape[1] == 0:
+                continue
+            mask_S1L = None
+            if group.mask_S11L is not None:
+                keys = slice(max(start - group.first, 0), start + rows_SLW.shape[1] - group.first)
+                mask_S1L = group.mask_S11L[seqs, 0, :, keys]
+            yield rows_SLW[:, seen], mask_S1L
+
+    parts = [slice(at, at + PIECE_SEQS) for at in range(0, len(q_SHD), PIECE_SEQS)]
+    return up.values_of(torch.cat([attend_pieces(q_SHW[s], pieces(s), up.rank) for s in parts]))
 
 
 def _prefill_latent(
