@@ -546,8 +546,8 @@ _COMMANDS = (
         summary="Write files that deploy servers and a gateway.",
         details="docker: an image and a script. compose: for docker compose. kustomize: a "
         "StatefulSet of servers, a gateway, their Services and a disruption budget, for kubectl "
-        "apply -k. helm: a chart of the same objects. kuberay: a RayService. ecs, sagemaker: "
-        "inputs of the AWS CLI, and a script.",
+        "apply -k. helm: a chart of the same objects. kuberay: a RayJob that starts `ridgeline "
+        "fleet`, or a RayService of vLLM. ecs, sagemaker: inputs of the AWS CLI, and a script.",
         examples=(
             "ridgeline deploy --for compose --model smollm2 --image ridgeline:0.3",
             "ridgeline deploy --for kustomize --replicas 4 --out k8s",

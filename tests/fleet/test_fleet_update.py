@@ -22,6 +22,7 @@ class Cluster:
         for name in ("status", "follow_load"):
             setattr(self, name, self)
         monkeypatch.setattr(deploy, "import_ray", lambda: self)
+        monkeypatch.setattr(deploy, "_this_node", lambda: None)
         monkeypatch.setattr(deploy, "_applications", lambda: set(self.running))
         monkeypatch.setattr(deploy, "_has_room", lambda model, count: count <= self.room)
         monkeypatch.setattr(deploy, "run_model", self.run_model)

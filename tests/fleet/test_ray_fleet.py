@@ -148,8 +148,10 @@ def load(fleet: RunningFleet) -> Iterator[Load]:
 class Load:
     """Clients that stream answers until `stop`; `texts` by prompt, and what failed."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "") -> None:
         self.url, self.texts, self.failed = url, dict[str, set[str]](), list[str]()
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.num_answers = 0
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(3)]
         for thread in self._threads:
@@ -157,7 +159,7 @@ class Load:
 
     def _run(self, number: int) -> None:
         body = {"model": "demo", "prompt": f"def f{number}(", "max_tokens": 48, "stream": True}
-        with httpx.Client(timeout=120) as client:
+        with httpx.Client(timeout=120, headers=self._headers) as client:
             while not self._stopped.is_set():
                 try:
                     with client.stream(
@@ -176,6 +178,7 @@ class Load:
                     if json.loads(line[6:]).get("choices")
                 )
                 self.texts.setdefault(str(number), set()).add(text)
+                self.num_answers += 1
 
     def stop(self) -> None:
         self._stopped.set()

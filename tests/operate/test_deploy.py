@@ -17,6 +17,7 @@ from ridgeline.cli.main import main
 from ridgeline.config.commands import COMMANDS
 from ridgeline.config.option import Option, options_of
 from ridgeline.errors import BadInput
+from ridgeline.fleet.ray.fleet_file import read_fleet_file
 from ridgeline.operate.deploy import PLATFORMS, Platform, render_deployment
 from ridgeline.operate.deploy.plan import DeploymentPlan
 
@@ -185,13 +186,58 @@ def test_chart_refuses_misspelt_values(tmp_path: Path) -> None:
         helm_template(tmp_path / "ridgeline", {"replica": 5})
 
 
-def test_ray_service_pods_fit_kubernetes_schemas() -> None:
+RAY_PLANS = pytest.mark.parametrize(
+    ("plan", "kind"), [(PLAN, "RayJob"), (VLLM, "RayService")], ids=["ridgeline", "vllm"]
+)
+
+
+def ray_objects(plan: DeploymentPlan) -> dict[str, Any]:
+    (text,) = render_deployment("kuberay", plan).values()
+    return {item["kind"]: item for item in yaml.safe_load_all(text)}
+
+
+@RAY_PLANS
+def test_ray_objects_fit_the_schemas_of_kuberay(plan: DeploymentPlan, kind: str) -> None:
+    """Those of its CRDs at feeaf72facab, without pods, descriptions and status; no other field."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((Path(__file__).parent / "kuberay_crds.json").read_text())[kind]
+    item = ray_objects(plan)[kind]
+    jsonschema.validate(item, schema)
+    cluster = next(v for v in item["spec"].values() if isinstance(v, dict))
+    cluster["workerGroupSpecs"][0]["replica"] = 2
+    with pytest.raises(jsonschema.ValidationError, match="replica"):
+        jsonschema.validate(item, schema)
+
+
+@RAY_PLANS
+def test_ray_pods_fit_kubernetes_schemas(plan: DeploymentPlan, kind: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    service = yaml.safe_load(render_deployment("kuberay", VLLM)["rayservice.yaml"])
-    cluster = service["spec"]["rayClusterConfig"]
+    items = ray_objects(plan)
+    cluster = next(v for v in items.pop(kind)["spec"].values() if isinstance(v, dict))
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]}
-        validate.validate(pod, "1.36", strict=True)
+        template = {"metadata": {}, **group["template"]}
+        template["metadata"] = {"name": "x", **template["metadata"]}
+        validate.validate({"apiVersion": "v1", "kind": "Pod", **template}, "1.36", strict=True)
+    for item in items.values():
+        validate.validate(item, "1.36", strict=True)
+
+
+def test_ray_job_starts_the_fleet_of_its_file(tmp_path: Path) -> None:
+    items = ray_objects(PLAN)
+    ((name, text),) = items["ConfigMap"]["data"].items()
+    (tmp_path / name).write_text(text)
+    fleet = read_fleet_file(tmp_path / name)
+    (model,) = fleet.models
+    assert (model.model, model.replicas, model.cpus) == ("demo", 3, 4)
+    assert items["RayJob"]["spec"]["entrypoint"].endswith(f"/{name}")
+    head = items["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
+    selector = items["Service"]["spec"]["selector"]
+    assert selector.items() <= head["metadata"]["labels"].items()
+    assert items["Service"]["spec"]["ports"][0]["targetPort"] == fleet.port
+
+
+def test_ray_service_names_the_options_of_the_engine() -> None:
+    service = ray_objects(VLLM)["RayService"]
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     (llm,) = config["applications"][0]["args"]["llm_configs"]
     assert llm["engine_kwargs"] == {

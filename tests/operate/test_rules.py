@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +117,35 @@ def test_dashboards_have_unique_panels_and_parse(server: ServerName) -> None:
     assert all(
         expression.count("(") == expression.count(")") for expression in queries_of(dashboard)
     )
+
+
+def missing_of(given: Any, read: Any, path: str = "") -> Iterator[str]:
+    """Where `read`, which a typed library has made of `given`, has lost or changed something."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            yield from missing_of(value, read.get(key), f"{path}.{key}")
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for number, pair in enumerate(zip(given, read, strict=True)):
+            yield from missing_of(*pair, f"{path}[{number}]")
+    elif given != read:
+        yield path
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_grafanas_types_know_every_field_of_a_dashboard(server: ServerName) -> None:
+    dashboards = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    from grafana_foundation_sdk.cog import encoder, plugins
+
+    plugins.register_default_plugins()
+
+    def read(dashboard: dict[str, Any]) -> Any:
+        parsed = dashboards.Dashboard.from_json(dashboard)
+        return json.loads(encoder.JSONEncoder().encode(parsed))
+
+    dashboard = build_dashboard(server, parse_slo_classes(CLASSES[server]))
+    assert not list(missing_of(dashboard, read(dashboard)))
+    dashboard["panels"][0]["fieldConfg"] = {}
+    assert list(missing_of(dashboard, read(dashboard))) == [".panels[0].fieldConfg"]
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -92,6 +92,7 @@ def deploy(fleet: FleetFile) -> list[str]:
             get_if_exists=True,
             num_cpus=0,
             max_concurrency=16,
+            scheduling_strategy=_this_node(),
             runtime_env=actor_environment(),
         )
         .remote(fleet.host, fleet.port, fleet.route)
@@ -108,6 +109,15 @@ def deploy(fleet: FleetFile) -> list[str]:
         run_model(model, fleet, host)
     ray.get(gateway.follow_load.remote(fleet, host))
     return leaving
+
+
+def _this_node() -> Any:
+    """Places the gateway on this machine: its URL names an address of it, and another machine of
+    the cluster may fail without it."""
+    ray = import_ray()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def remove(applications: Iterable[str]) -> None:

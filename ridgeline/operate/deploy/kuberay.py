@@ -1,27 +1,28 @@
-"""A RayService for the KubeRay operator: Ray places, restarts and updates the servers."""
+"""Objects for the KubeRay operator: Ray places, restarts and updates the servers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ridgeline.errors import BadInput
+from ridgeline.operate.deploy.kuberay_fleet import render_kuberay_fleet
 from ridgeline.operate.deploy.kubernetes_objects import server_resources
 from ridgeline.operate.deploy.plan import CACHE, DeploymentPlan
 from ridgeline.operate.yaml_text import literal_block, to_yaml
 
 RAY_VERSION = "2.60.0"
-_IMAGE = "an image of rayproject/ray-llm with Ray 2.60"
+_IMAGES = {
+    "vllm": "an image of rayproject/ray-llm with Ray 2.60",
+    "ridgeline": "one that was built with --build-arg EXTRAS=[fleet]",
+}
 
 
 def render_kuberay(plan: DeploymentPlan) -> dict[str, str]:
-    """`rayservice.yaml`. Raises BadInput without an image: Ray and the server have to be in it."""
-    image = plan.require_image("kuberay", _IMAGE)
-    if plan.server != "vllm":
-        raise BadInput(
-            "--for kuberay deploys vLLM only",
-            value=plan.server,
-            fix="add --server vllm, or take --for helm or kustomize",
-        )
+    """`rayservice.yaml` of vLLM, `rayjob.yaml` of Ridgeline. Raises BadInput without an image: Ray
+    and the server have to be in it."""
+    image = plan.require_image("kuberay", _IMAGES[plan.server])
+    if plan.server == "ridgeline":
+        return render_kuberay_fleet(plan, image, RAY_VERSION)
     service = {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
