@@ -51,6 +51,14 @@ def test_server_takes_every_flag_of_its_rungs(server: str) -> None:
     assert not unknown, f"{server} {PINNED[server]['version']} has no {sorted(unknown)}"
 
 
+@pytest.mark.parametrize("server", sorted(PINNED))
+def test_other_spellings_stand_for_flags_of_the_server(server: str) -> None:
+    known = set(PINNED[server]["flags"].split()) | set(PINNED[server].get("since", {}))
+    for short, long in load_server_flags()[server].aliases.items():
+        assert long.partition("=")[0] in known, short
+        assert not long.count(" "), "one word for one word"
+
+
 def test_rungs_of_trtllm_name_the_release_that_has_their_flags() -> None:
     """Flags that the oldest documented release lacks are said to need a newer one."""
     pinned = PINNED["trtllm"]

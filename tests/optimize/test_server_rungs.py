@@ -189,6 +189,65 @@ def test_rungs_of_a_server_follow_those_of_the_ladder() -> None:
     assert ids[-1] == "vllm-parallel"
 
 
+@pytest.mark.parametrize(
+    ("command", "settings", "flags"),
+    [
+        ("llama-server -m x -np 1 -b 512 {flags}", {"max_num_seqs": 1}, {}),
+        ("/opt/bin/llama-server -m x -np=2 {flags}", {"max_num_seqs": 2}, {}),
+        ("vllm serve m -tp 8 -O0 {flags}", {}, {"--tensor-parallel-size": "8"}),
+        ("vllm serve m -q fp8 {flags}", {}, {"--quantization": "fp8"}),
+        ("sglang serve --model-path m --tp 2 {flags}", {}, {"--tp-size": "2"}),
+        ("trtllm-serve m --tensor_parallel_size 2 {flags}", {}, {"--tp_size": "2"}),
+    ],
+)
+def test_short_spellings_are_read_and_replaced(
+    command: str, settings: dict[str, int], flags: dict[str, str]
+) -> None:
+    """A flag that is not recognised would be set a second time, before or after the first."""
+    server = RestartableServer(url="http://127.0.0.1:1", restart_cmd=command)
+    recipe = server_recipe(server, Path())
+    start = recipe.start_settings(Settings(model="demo"))
+    assert settings.items() <= recipe.settings_in_command.items()
+    assert flags.items() <= dict(start.server_flags).items()
+    for flag in flags:
+        words = recipe.command.words([flag, "X"], None)
+        assert [word for word in words if word.startswith(flag)] == [flag]
+        assert words[words.index(flag) + 1] == "X"
+
+
+def test_ladder_of_the_example_tries_every_file_of_trtllm() -> None:
+    root = Path(__file__).parents[2]
+    ladder = parse_ladder((root / "examples/trtllm/ladder.toml").read_text(encoding="utf-8"))
+    start = ServerSettings(model="demo", max_num_seqs=64, max_num_batched_tokens=8192)
+    candidates = [c for rung in ladder.rungs for c in candidates_of(rung, start, {})]
+    words = [load_server_flags()["trtllm"].words(c.settings, start) for c in candidates]
+    files = {word for line in words for word in line if word.endswith(".yaml")}
+    assert files == {f"examples/trtllm/{p.name}" for p in (root / "examples/trtllm").glob("*.yaml")}
+    assert ["--max_batch_size", "128"] in words
+
+
+def test_words_before_the_program_keep_their_meaning() -> None:
+    flags = load_server_flags()["llama-server"]
+    spelt = flags.spell_out("taskset -c 1 nice -n 5 llama-server -c 512 -t 2")
+    assert spelt == "taskset -c 1 nice -n 5 llama-server --ctx-size 512 --threads 2"
+    assert flags.spell_out("./start.sh -np 1") == "./start.sh -np 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "applies"),
+    [("-O0", True), ("-O 1", True), ("--optimization-level=1", True), ("-O3", False), ("", False)],
+)
+def test_low_compile_level_is_raised(command: str, applies: bool) -> None:
+    recipe = recipe_of(f"vllm serve m {command} --port {{port}} {{flags}}")
+    rung = next(rung for rung in server_rungs("vllm") if rung.id == "vllm-compile-level")
+    assert (unmet_need(rung, recipe.facts) is None) == applies
+    words = recipe.command.words(["--optimization-level", "2"], 1)
+    assert sum("-O" in word or "optimization" in word for word in words) == 1
+    defaults = recipe.default_settings(Settings(model="demo"))
+    restored = dict(defaults.server_flags)
+    assert ("!--optimization-level" in restored) == (command != "")
+
+
 def test_rungs_without_a_flag_on_the_server_are_left_out() -> None:
     extended = with_server_rungs(load_default_ladder(), load_server_flags()["vllm"], None)
     assert not {"int8", "native-kernels", "thread-plan"} & {rung.id for rung in extended.rungs}

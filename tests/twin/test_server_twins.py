@@ -27,6 +27,8 @@ from ridgeline.twin.build import (
 from ridgeline.twin.config import TwinConfig
 from ridgeline.twin.servers.behaviour import (
     COMPILE_S,
+    LAUNCH_ATTENTION_S,
+    LAUNCH_LAYER_S,
     READ_KERNELS_S,
     TwinRun,
     compiles,
@@ -207,6 +209,7 @@ def test_chunked_prefill_fills_the_token_budget(server: str, on: str, off: str) 
     assert first_step(off) == [6000]
 
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "trtllm"
 VALUES = {
     "host": "h",
     "port": "1",
@@ -229,6 +232,8 @@ VALUES = {
     "draft_model": "llama-3.2-1b",
     "offload_gib": "16",
     "offload_ratio": "4",
+    "compile_level": "1",
+    "config_file": str(EXAMPLES / "kv_fp8.yaml"),
 }
 """A value other than the default of each field."""
 
@@ -260,7 +265,7 @@ def test_every_listed_flag_has_an_effect(server: str) -> None:
     kind = server_kinds()[server]
     for flag, field in kind.flags.items():
         value = VALUES[field]
-        if flag == "--speculative-config":
+        if flag in ("--speculative-config", "-sc"):
             value = """'{"method":"ngram"}'"""
         needed = NEEDED.get((server, field), "")
         changed, other = line_of(f"{needed} {flag} {value}", server), line_of(needed, server)
@@ -373,3 +378,42 @@ def test_later_start_finds_what_an_earlier_one_compiled(
     assert saved_s == COMPILE_S - READ_KERNELS_S
     eager = read_command("vllm serve llama-3.1-8b --enforce-eager")[1]
     assert not compiles(eager)
+
+
+@pytest.mark.parametrize(
+    ("flag", "layer_s", "is_compiled"),
+    [
+        ("-O0", LAUNCH_LAYER_S, False),
+        ("--optimization-level 0", LAUNCH_LAYER_S, False),
+        ("-O1", LAUNCH_ATTENTION_S, True),
+        ("-O 1", LAUNCH_ATTENTION_S, True),
+        ("-O3", 0.0, True),
+        ("", 0.0, True),
+    ],
+)
+def test_compile_level_acts_on_launches_and_the_start(
+    flag: str, layer_s: float, is_compiled: bool
+) -> None:
+    line = read_command(f"vllm serve llama-3.1-8b {flag}")[1]
+    assert twin_of(line, RUN).host.layer_s == layer_s
+    assert compiles(line) == is_compiled and not line.unknown
+
+
+def test_configuration_files_of_the_example_act_on_the_twin(tmp_path: Path) -> None:
+    def read(name: str) -> ServerLine:
+        return line_of(f"--config {EXAMPLES / name}", "trtllm")
+
+    assert read("kv_fp8.yaml").kv_cache_dtype == "fp8"
+    ngram = read("ngram.yaml")
+    assert ngram.num_draft_tokens == 4 and not ngram.overlapped
+    assert read("overlap.yaml").overlapped and read("overlap.yaml").graphs
+    unseen = read("max_utilization.yaml").unknown
+    assert "scheduler_config.capacity_scheduler_policy" in unseen[0]
+    (tmp_path / "eager.yaml").write_text("cuda_graph_config: null\nmax_batch_size: 7\n")
+    eager = line_of(f"--max_batch_size 9 --config {tmp_path / 'eager.yaml'}", "trtllm")
+    assert (eager.graphs, eager.max_num_seqs) == (False, 7)
+
+
+def test_configuration_file_that_is_elsewhere_is_named() -> None:
+    line = line_of("--extra_llm_api_options /where/the/server/is.yaml", "trtllm")
+    assert line.unknown == ("/where/the/server/is.yaml",)

@@ -7,6 +7,7 @@ setting has no flag on the server is left out, with that reason.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Iterable
@@ -37,7 +38,25 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reads: dict[str, str] = {}
     restores: dict[str, str] = {}
     compile_cache: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     draft_tokens: int | None = None
+
+    def spell_out(self, command: str) -> str:
+        """The command line with the flags after the program's name in their long spelling.
+
+        `-tp 8` and `-np=1` become the flags that the ladder changes; other words stay.
+        """
+        place = min(
+            (found.end() for name in self.programs if (found := _program(name).search(command))),
+            default=len(command),
+        )
+        names = "|".join(re.escape(name) for name in sorted(self.aliases, key=len, reverse=True))
+        if not names:
+            return command
+        rest = re.sub(
+            rf"(?<=\s)({names})(?=[\s=]|$)", lambda word: self.aliases[word[1]], command[place:]
+        )
+        return command[:place] + rest
 
     def given(self, command: str) -> dict[str, object]:
         """Settings already on a command line, read back from the server's flags."""
@@ -114,6 +133,19 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 limit=", ".join(sorted(self.flags)),
             )
         return flag.replace("{value}", str(value))
+
+
+def _program(name: str) -> re.Pattern[str]:
+    """A program as a word of a command line, or the last part of its path."""
+    return re.compile(rf"(?<![\w.-]){re.escape(name)}(?=\s|$)")
+
+
+def spell_out(command: str, server: str | None) -> str:
+    """The command line with long flags, if it is that of a known server."""
+    try:
+        return server_flags_for(command, server).spell_out(command)
+    except BadInput:
+        return command
 
 
 def _compact(word: str) -> str:

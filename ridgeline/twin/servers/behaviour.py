@@ -16,6 +16,7 @@ from ridgeline.twin.config import HostTime, TwinConfig, TwinDrafter
 from ridgeline.twin.servers.command_line import ServerLine
 
 LAUNCH_LAYER_S = 250e-6  # about 13 kernels of 20 us in each layer, without captured graphs
+LAUNCH_ATTENTION_S = 60e-6  # three of them, and of the graphs around, with attention apart
 SCHEDULE_STEP_S = 0.8e-3  # scheduling and output processing that do not overlap with the device
 SCHEDULE_SEQUENCE_S = 6e-6
 GRAPH_BYTES_SHARE = 0.02  # of the device, for captured graphs
@@ -107,7 +108,7 @@ def twin_of(line: ServerLine, run: TwinRun) -> TwinConfig:
             limit=line.max_model_len,
         )
     host = HostTime(
-        layer_s=0.0 if line.graphs else LAUNCH_LAYER_S,
+        layer_s=_launch_s(line),
         step_s=0.0 if line.overlapped else SCHEDULE_STEP_S,
         sequence_s=0.0 if line.overlapped else SCHEDULE_SEQUENCE_S,
     )
@@ -138,6 +139,13 @@ def twin_of(line: ServerLine, run: TwinRun) -> TwinConfig:
         speed=run.speed,
         seed=line.seed,
     )
+
+
+def _launch_s(line: ServerLine) -> float:
+    """Time in which the host launches the kernels of a layer, while the device waits."""
+    if not line.graphs:
+        return LAUNCH_LAYER_S
+    return 0.0 if line.graphs_of_attention else LAUNCH_ATTENTION_S
 
 
 def _format(name: str | None, known: dict[str, str], what: str, server: str) -> str | None:

@@ -16,6 +16,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.twin.config import NO_DRAFTER, TwinDrafter
+from ridgeline.twin.servers.config_file import read_config_file
 
 HEADS = ("eagle", "mtp", "nextn")
 DRAFT_MODELS = ("draft_model", "draft-simple", "standalone")
@@ -53,6 +54,8 @@ class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
     chunked_prefill: bool = True
     graphs: bool = True
     compiled: bool = False
+    graphs_of_attention: bool = True
+    compile_level: int = 2
     overlapped: bool = True
     speculation: str = ""
     num_drafts: int = 0
@@ -142,6 +145,10 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     rest.pop(0)
         if "model" not in values:
             raise BadInput(f"the command line of {self.name} names no model")
+        if "config_file" in values:
+            fields, without_effect = read_config_file(str(values.pop("config_file")))
+            values |= fields
+            unknown += without_effect
         return _line({**values, "server": self.name, "unknown": unknown})
 
 
@@ -150,6 +157,10 @@ def _line(values: dict[str, Any]) -> ServerLine:
         del values["max_model_len"]
     if str(values.get("max_num_batched_tokens")) == "-1":  # SGLang: prompts are not split
         values |= {"chunked_prefill": False, "max_num_batched_tokens": 8192}
+    if str(values.get("compile_level")) == "0":
+        values |= {"graphs": False, "compiled": False}
+    if str(values.get("compile_level")) == "1":
+        values |= {"graphs_of_attention": False}
     try:
         return msgspec.convert(values, ServerLine, strict=False)
     except msgspec.ValidationError as error:

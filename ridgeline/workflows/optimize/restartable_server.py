@@ -41,6 +41,8 @@ from ridgeline.workflows.optimize.server_driver import RestartableServer, open_d
 
 WITHOUT_GRAPHS = ("--enforce-eager", "--disable-cuda-graph", "--disable-cuda-graphs")
 CPU_SERVERS = ("llama-server", "ridgeline")
+LIMITING = ("--optimization-level", "--gpu-layers", "--max-batch-total-tokens")
+LOW_COMPILE_LEVELS = ("0", "1")  # of vLLM, whose default is 2
 WITHOUT_OVERLAP = ("--no-async-scheduling", "--disable-overlap-schedule")
 PROBING = "probing this machine (a probe is kept for a day)"
 SPECULATES = ("--speculative-config", "--speculative-algorithm", "--spec-type", "--speculate")
@@ -180,11 +182,17 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     def facts(self) -> dict[str, Value]:
         """What rungs may require of the server: its name, and what its command switches off."""
         words, name = set(shlex.split(self.command.command)), self.flags.name
+        own = dict(self.flags.own_flags(self.command.command, LIMITING))
+        compile_level = own.get("--optimization-level")
         return {
             "server": name if self.twin_device is None else f"twin of {name}",
             "server_eager": not words.isdisjoint(WITHOUT_GRAPHS),
             "server_sync": not words.isdisjoint(WITHOUT_OVERLAP),
             "server_speculates": not words.isdisjoint(SPECULATES),
+            "server_compiles_less": compile_level in LOW_COMPILE_LEVELS,
+            "server_limits_layers": "--gpu-layers" in own,
+            "server_limits_tokens": "--max-batch-total-tokens" in own,
+            "server_devices": self.num_devices or 1,
         }
 
     @property

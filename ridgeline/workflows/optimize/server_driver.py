@@ -17,7 +17,11 @@ from ridgeline.optimize.drivers.in_place import InPlaceDriver, Readiness
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import ProcessDriver, ServerCommand
 from ridgeline.optimize.drivers.shell import join_lines
-from ridgeline.optimize.external.server_flags import load_server_flags, server_flags_for
+from ridgeline.optimize.external.server_flags import (
+    load_server_flags,
+    server_flags_for,
+    spell_out,
+)
 from ridgeline.workflows.evaluate.eval_command import check_command
 
 
@@ -187,7 +191,11 @@ def read_server(
 
 
 def _command(server: RestartableServer, command: str) -> ServerCommand:
-    return ServerCommand(url=server.url, command=command, start_timeout_s=server.start_timeout_s)
+    return ServerCommand(
+        url=server.url,
+        command=spell_out(command, server.server),
+        start_timeout_s=server.start_timeout_s,
+    )
 
 
 def _control(server: RestartableServer, folder: Path) -> ServerControl:

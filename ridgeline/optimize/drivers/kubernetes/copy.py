@@ -30,6 +30,7 @@ from ridgeline.optimize.drivers.kubernetes.workload import KubernetesWorkload
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import ServerCommand, free_port
 from ridgeline.optimize.drivers.shell import run, shell_line, uninterrupted
+from ridgeline.optimize.external.server_flags import spell_out
 
 LABEL = "ridgeline/copy-of"
 CACHE_VOLUME = "ridgeline-compile-cache"
@@ -158,7 +159,7 @@ class KubernetesCopyDriver:
         """The command line of the original, at the address of the copy."""
         return ServerCommand(
             url=self._url,
-            command=f"{shlex.join(self._words)} {{flags}}",
+            command=f"{spell_out(shlex.join(self._words), None)} {{flags}}",
             start_timeout_s=self._readiness.timeout_s,
         )
 

@@ -1,0 +1,68 @@
+"""The fields that a server's configuration file gives: the YAML of trtllm-serve's `--config`.
+
+Keys as in TorchLlmArgs of TensorRT-LLM's LLM API reference. What a file says takes precedence over
+the flags, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_FIELDS = {
+    "max_batch_size": "max_num_seqs",
+    "max_num_tokens": "max_num_batched_tokens",
+    "max_seq_len": "max_model_len",
+    "tensor_parallel_size": "tp",
+    "moe_expert_parallel_size": "ep",
+    "enable_chunked_prefill": "chunked_prefill",
+    "kv_cache_config.dtype": "kv_cache_dtype",
+    "kv_cache_config.free_gpu_memory_fraction": "memory_share",
+    "kv_cache_config.enable_block_reuse": "prefix_caching",
+    "speculative_config.decoding_type": "speculation",
+    "speculative_config.max_draft_len": "num_drafts",
+    "speculative_config.num_nextn_predict_layers": "num_drafts",
+}
+_GRAPHS, _NO_OVERLAP = "cuda_graph_config", "disable_overlap_scheduler"
+_MAX_BYTES = 1 << 20
+
+
+def read_config_file(path: str) -> tuple[dict[str, Any], list[str]]:
+    """The fields of `ServerLine` that a file sets, and its keys without an effect on a twin.
+
+    A file that cannot be read sets nothing, and is named among the latter: it may be where the
+    server runs.
+    """
+    try:
+        if Path(path).stat().st_size > _MAX_BYTES:
+            return {}, [path]
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}, [path]
+    if not isinstance(document, dict):
+        return {}, [path]
+    fields: dict[str, Any] = {}
+    unknown = []
+    if _GRAPHS in document:
+        fields["graphs"] = document.pop(_GRAPHS) is not None
+    if _NO_OVERLAP in document:
+        fields["overlapped"] = not document.pop(_NO_OVERLAP)
+    for key, value in _leaves(document):
+        if key in _FIELDS:
+            fields[_FIELDS[key]] = value
+        else:
+            unknown.append(f"{key} in {path}")
+    return fields, unknown
+
+
+def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """`a.b` → value, of tables of at most one level."""
+    for key, value in document.items():
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                yield f"{key}.{name}", inner
+        elif value is not None:
+            yield str(key), value
