@@ -151,12 +151,8 @@ class Gateway:
             body, content_type = self.metrics.render(), CONTENT_TYPE.encode()
         elif path == "/ridgeline/fleet":
             body = msgspec.json.encode(self._view())
-        elif path == "/v1/models" and scope["method"] == "GET":
-            cards = [
-                {"id": model, "object": "model", "created": 0, "owned_by": "ridgeline"}
-                for model in self.backends.models
-            ]
-            body = msgspec.json.encode({"object": "list", "data": cards})
+        elif path.startswith("/v1/models") and scope["method"] == "GET":
+            body = self._models_page(path)
         elif path in ("/canary", "/canary/verdict") and self.canary.rollout is not None:
             rollout = self.canary.rollout
             body = msgspec.json.encode(rollout.record)
@@ -165,6 +161,24 @@ class Gateway:
             raise ApiError(404, "the gateway does not route this path")
         headers = [(b"content-type", content_type)] if body else []
         await ClientResponse(path, send).whole(status, headers, body)
+
+    def _models_page(self, path: str) -> bytes:
+        """The list of models, or one of them."""
+        cards = {
+            model: {"id": model, "object": "model", "created": 0, "owned_by": "ridgeline"}
+            for model in self.backends.models
+        }
+        if path == "/v1/models":
+            return msgspec.json.encode({"object": "list", "data": list(cards.values())})
+        name = path.removeprefix("/v1/models/")
+        if name not in cards:
+            raise self._unknown_model(name)
+        return msgspec.json.encode(cards[name])
+
+    def _unknown_model(self, name: str) -> ApiError:
+        known = ", ".join(self.backends.models)
+        message = f"The model `{name[:200]}` does not exist; served: {known}"
+        return ApiError(404, message, param="model")
 
     async def _web_page(self, send: Send) -> None:
         document, policy = fleet_page()
@@ -232,9 +246,7 @@ class Gateway:
         by_name = dict(headers)
         fields, key = read_body(body), by_name.get(b"authorization", by_name.get(b"x-api-key", b""))
         if not self.backends.serves(fields.model):
-            known = ", ".join(self.backends.models)
-            message = f"The model `{str(fields.model)[:200]}` does not exist; served: {known}"
-            raise ApiError(404, message, param="model")
+            raise self._unknown_model(str(fields.model))
         prefix, num_prompt = prompt_pieces(fields, key)
         slo_class = fields.slo_class or by_name.get(b"x-ridgeline-slo", b"").decode("latin-1")
         slo = self._config.slo_classes.get(slo_class)

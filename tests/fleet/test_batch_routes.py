@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 
 from ridgeline.config.server import ServerOptions
+from ridgeline.fleet.upstream import BackendLost
 from ridgeline.serve.server import uvicorn_config
 from tests.fleet.scripted import ScriptedBackend, answering, gateway_over
 from tests.serve.batch.conftest import with_batches
@@ -31,6 +32,7 @@ class StoreServer:
     def __init__(self, store: Path) -> None:
         self._store, self.url, self.is_down, self._port = store, "", False, 0
         self.cut_after: int | None = None  # bytes of answers
+        self.stays_away = False  # after it was cut
         self._writers: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
@@ -75,6 +77,7 @@ class StoreServer:
                 self.cut_after -= len(data)
                 if self.cut_after <= 0:
                     self.cut_after = None
+                    self.is_down = self.stays_away
                     writer.write(data)
                     await writer.drain()
                     raise ConnectionError
@@ -247,6 +250,21 @@ async def test_download_that_breaks_off_goes_on_with_the_next_byte(
         found = await http.get(f"/v1/files/{file_id}/content", timeout=20)
         assert found.content == content
         assert any(server.cut_after is None for server in servers)
+
+
+async def test_download_that_cannot_go_on_is_cut_and_not_ended(
+    servers: tuple[StoreServer, StoreServer],
+) -> None:
+    content = jsonl(*(request(str(i)) for i in range(3000)))
+    async with gateway(*servers) as http:
+        reply = await http.post("/v1/files", files={"file": ("in.jsonl", content)}, **KEPT)
+        file_id = reply.json()["id"]
+        for server in servers:
+            server.cut_after, server.stays_away = 70_000, True
+        app = cast("httpx.ASGITransport", http._transport).app
+        raising = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        with pytest.raises(BackendLost, match="is not ready"):  # uvicorn then cuts the connection
+            await raising.get(f"/v1/files/{file_id}/content", timeout=20)
 
 
 async def test_what_no_server_can_do_is_refused(

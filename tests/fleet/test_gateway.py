@@ -244,6 +244,9 @@ async def test_models_are_routed_to_the_backends_that_serve_them() -> None:
         assert reply.status_code == 404 and "m, other" in reply.json()["error"]["message"]
         models = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in models] == ["m", "other"]
+        assert (await http.get("/v1/models/other")).json() == models[1]
+        reply = await http.get("/v1/models/none")
+        assert reply.status_code == 404 and "m, other" in reply.json()["error"]["message"]
 
 
 async def test_client_continues_after_its_last_event() -> None:

@@ -159,7 +159,8 @@ class BatchRoutes:
     ) -> None:
         """Relay a response that only reads; where it breaks off, the next server goes on."""
         num_sent, (backend, connection) = 0, begun
-        await response.start(connection.status, _passed_headers(connection))
+        status = connection.status
+        await response.start(status, _passed_headers(connection))
         for _ in range(_MAX_PARTS_OF_DOWNLOAD):
             try:
                 num_skipped = 0
@@ -175,7 +176,13 @@ class BatchRoutes:
                 pass
             finally:
                 backend.pool.release(connection)
-            backend, connection = await self._stores.send(servers, request)
+            try:
+                backend, connection = await self._stores.send(servers, request)
+            except ApiError as error:  # too late for a response of its own
+                raise BackendLost(error.message, has_begun=True) from None
+            if connection.status != status:
+                backend.pool.discard(connection)
+                raise BackendLost("another server answers the rest differently", has_begun=True)
         raise BackendLost(f"a download broke off {_MAX_PARTS_OF_DOWNLOAD} times", has_begun=True)
 
     def _remember(self, backend: Backend, status: int, body: bytes) -> None:
