@@ -89,7 +89,7 @@ DEMO = model_path("demo")
 def _with_demo(folder: Path, *, without: str) -> None:
     for file in DEMO.iterdir():
         if file.name != without and file.suffix == ".json":
-            (folder / file.name).write_bytes(file.read_bytes())
+            (folder / file.name).symlink_to(file)
 
 
 def _read_config(folder: Path, data: bytes) -> None:
