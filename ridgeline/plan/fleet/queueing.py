@@ -14,13 +14,17 @@ that Little's law yields the given mean number in flight.
     TPOT     the quantile of the mean of osl - 1 consecutive steps. The prompts of a step are those
              that arrived during the previous one, so its length s follows
                  s' = decode + prompt · Poisson(rate · s)
-             a first-order autoregression with coefficient rho and variance rho · prompt · mean(s) /
-             (1 - rho²). An answer starts right after its own prompt's long step, whose effect on
-             the following steps decays as rho^i. The distribution is modelled as a gamma
-             distribution with this mean and variance, capped by the length of a full step
+             a first-order autoregression with coefficient c = rate · prompt and variance
+             c · prompt · mean(s) / (1 - c²), `prompt` being what one more prompt adds. An answer
+             starts right after its own prompt's long step, whose effect on the following steps
+             decays as rho^i. Times with many arrivals have both more prompts in the steps and more
+             requests in flight: the two spreads are correlated. The distribution is modelled as a
+             gamma distribution with this mean and variance, capped by the length of a full step
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 from scipy.special import gammaincinv
@@ -30,6 +34,10 @@ from ridgeline.plan.step_time.mixed_steps import MixedSteps
 
 _BISECTIONS = 30
 _MAX_RHO = 0.98
+_PROMPTS_AND_IN_FLIGHT = math.sqrt(3 / 8)
+"""Correlation of the prompts computed during an answer of T seconds, which arrive in [0, T], with
+the mean number of requests in flight, to which one that arrives at u within T contributes
+1 - |u| / T."""
 
 
 class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +70,8 @@ class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
     def tpot_quantile(self, share: float, busier_s: float) -> float:
         """The TPOT that `share` of the requests meet. `busier_s`: seconds that one standard
         deviation more in flight adds to a step."""
-        variance = self.tpot_variance + busier_s**2
+        together_s2 = math.sqrt(self.tpot_variance) * busier_s
+        variance = self.tpot_variance + busier_s**2 + 2 * _PROMPTS_AND_IN_FLIGHT * together_s2
         quantile_s = max(self.tpot_s, _gamma_quantile(self.tpot_s, variance, share))
         return min(quantile_s, self.full_s + busier_s)
 
@@ -91,8 +100,10 @@ def _at(
     if later and rho < 1:
         lasting = rho * (1 - rho**later) / (1 - rho) / later
         carried_s = max(0.0, mixed.prompt_s - step_s) * lasting
-        alike = min(1.0, (1 + rho) / (1 - rho) / later)
-        tpot_variance = alike * rho * least_s * step_s / (1 - rho * rho)
+        one_more_s = mixed.another_s if mixed.holds_several else mixed.added_s
+        carried = min(prompts * one_more_s, _MAX_RHO)
+        alike = min(1.0, (1 + carried) / (1 - carried) / later)
+        tpot_variance = alike * carried * one_more_s * step_s / (1 - carried**2)
     full_s = mixed.seconds(mixed.max_chunks)
     wait_s = wait_mean(prompts, least_s, input_cv2) + step_s / 2
     together_s, together_variance = _together(mixed, prompts, step_s, input_cv2)
