@@ -107,6 +107,8 @@ class StreamRelay:
             elif mark > start:
                 passed.append(data[start:mark])
             start = end + 2
+            if start == len(data):
+                break
         self._held = data[start:]
         return passed[0] if len(passed) == 1 else b"".join(passed)
 
@@ -130,5 +132,4 @@ class StreamRelay:
         if mark == b"end":
             self.has_ended = True
         self.num_units += 1
-        self._marks += mark
-        self._marks += b"\n"
+        self._marks += mark + b"\n"

@@ -83,6 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_lost = self._is_given_up = False
         self.patience = 1.0
         self._is_paused = False
+        self._now_s = asyncio.get_running_loop().time
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._begin()
@@ -94,7 +95,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._unread: list[bytes] = []
         self._num_unread = 0
         self._sink: Callable[[bytes], bool] | None = None
-        self.last_byte_s = asyncio.get_running_loop().time()
+        self.last_byte_s = self._now_s()
 
     def send(self, request: bytes) -> None:
         """Send a request; the response to the one before must be complete."""
@@ -189,7 +190,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.has_begun = True
-        self.last_byte_s = asyncio.get_running_loop().time()
+        self.last_byte_s = self._now_s()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
