@@ -23,6 +23,7 @@ NO_GGUF = {
         ("cwm", "helium", "hyperclovax", "ministral", "vaultgemma"),
         "no: llama.cpp has no such architecture",
     ),
+    "mistral4": "no: llama.cpp's converter leaves out how queries grow",
     "gemma3n_text": "read; not written: `quantize` does not know several hidden states (AltUp)",
 }
 """Why a family has no GGUF files, or none that are written here."""
@@ -43,11 +44,11 @@ chunks and in mixed batches. Native layers are compared with torch layers in eve
 the engine. Batching, preemption, prefix caching and speculation are checked token by token on
 Llama, Mistral, Ministral 3, Gemma 3, Gemma 3n (over an INT8 KV cache), Gemma 4 (dense, and with
 experts next to the dense MLP), gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2, Llama 4 and the demo model,
-on Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash, Youtu) caches
-one compressed row per token and layer, absorbs the projections in decode steps and expands them in
-long runs of a prompt; layers that predict further tokens (MTP) are left unread. Ministral 3 scales
-queries beyond its trained context: an engine with `--max-model-len` up to that context, where no
-query is scaled, has native layers.
+on Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash, Youtu, Mistral
+Small 4) caches one compressed row per token and layer, absorbs the projections in decode steps and
+expands them in long runs of a prompt; layers that predict further tokens (MTP) are left unread.
+Ministral 3 scales queries beyond its trained context: an engine with `--max-model-len` up to that
+context, where no query is scaled, has native layers.
 
 *GGUF*: a family that is only read, `quantize --format gguf` refuses by name before it computes. So
 it does with a model that llama.cpp would compute otherwise, naming the field: windows of Mistral,

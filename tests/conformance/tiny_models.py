@@ -6,6 +6,7 @@ mistakes: every parameter is drawn afresh here.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -390,6 +391,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_layer_types": ["dense", "sparse", "sparse"],
         },
     ),
+    "mistral4": (
+        "mistral4",
+        {
+            **_LATENT,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": _SCALED_QUERIES["rope_parameters"],
+        },
+    ),
     "youtu": (
         "youtu",
         {
@@ -481,6 +490,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral3": ("mistral3", {"model_type": "mistral", "head_dim": 8, "sliding_window": None}),
+    "mistral3-latent": (
+        "mistral3",
+        {
+            "model_type": "mistral4",
+            **_LATENT,
+            "rope_parameters": _SCALED_QUERIES["rope_parameters"],
+        },
+    ),
     "mistral3-scaled": ("mistral3", {"model_type": "ministral3", **_SCALED_QUERIES}),
 }
 VISION: dict[str, dict[str, Any]] = {
@@ -541,7 +558,10 @@ VISION: dict[str, dict[str, Any]] = {
 
 TORCH_ONLY: dict[str, str] = {
     **dict.fromkeys(
-        ("deepseek-v2", "deepseek-v2-greedy", "deepseek-v3", "glm4-moe-lite", "youtu"),
+        (
+            *("deepseek-v2", "deepseek-v2-greedy", "deepseek-v3", "glm4-moe-lite", "mistral4"),
+            *("mistral3-latent", "youtu"),
+        ),
         "attention is latent",
     ),
     **dict.fromkeys(
@@ -568,10 +588,11 @@ TORCH_ONLY: dict[str, str] = {
 
 def make_model(name: str, directory: Path, **changes: Any) -> Any:
     """The transformers model of `FAMILIES[name]` with random parameters, saved in `directory`."""
+    import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     model_type, fields = FAMILIES[name]
-    fields = {**BASE, **fields, **changes}
+    fields = copy.deepcopy({**BASE, **fields, **changes})  # some configs add to what they are given
     auto: Any = AutoModelForCausalLM
     if model_type in VISION:
         tied = fields["tie_word_embeddings"]
@@ -580,7 +601,10 @@ def make_model(name: str, directory: Path, **changes: Any) -> Any:
         auto = AutoModelForImageTextToText
     config = AutoConfig.for_model(model_type, **fields)
     torch.manual_seed(1234)
-    model = auto.from_config(config, attn_implementation="eager").eval()
+    # transformers lists Mistral 4 as part of image models only
+    direct = transformers.Mistral4ForCausalLM._from_config
+    make = direct if model_type == "mistral4" else auto.from_config
+    model = make(config, attn_implementation="eager").eval()
     randomise(model)
     model.save_pretrained(directory)
     return model

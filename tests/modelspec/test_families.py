@@ -70,6 +70,7 @@ CONFIG_CLASSES = {
     "olmoe": "OlmoeConfig",
     "mellum": "MellumConfig",
     "youtu": "YoutuConfig",
+    "mistral4": "Mistral4Config",
 }
 BARE: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},  # by default none
@@ -227,12 +228,20 @@ TINY_OF: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 24,
     },
+    "mistral4": LATENT,
     "youtu": {key: LATENT[key] for key in LATENT if "expert" not in key and "moe" not in key},
 }
 
 
 def config_class(family: str) -> Any:
     return getattr(transformers, CONFIG_CLASSES[family])
+
+
+def model_of(config: Any) -> Any:
+    """The model of a config; transformers lists Mistral 4 as part of image models only."""
+    if config.model_type == "mistral4":
+        return transformers.Mistral4ForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def saved(config: Any, directory: Path) -> dict[str, Any]:
@@ -305,7 +314,7 @@ def test_parameters_equal_those_of_a_transformers_model(family: str, tmp_path: P
     config = config_class(family)(**{**TINY, **TINY_OF[family]})
     spec = spec_from_config(saved(config, tmp_path), name="tiny")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = model_of(config)
     stored = ("correction", "layer_scalar")
     corrections = sum(
         b.numel() for name, b in model.named_buffers() if any(mark in name for mark in stored)
@@ -318,7 +327,7 @@ def test_facts_that_transformers_models_hold_as_attributes(family: str, tmp_path
     config = config_class(family)(**{**TINY, **TINY_OF[family]})
     spec = spec_from_config(saved(config, tmp_path), name="tiny")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = model_of(config)
     for layer, theirs in zip(spec.layers, model.model.layers, strict=True):
         mlp = getattr(theirs, "mlp", None) or theirs.feed_forward
         assert (layer.mlp.num_experts > 0) == hasattr(mlp, "experts")

@@ -349,6 +349,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "gemma4_text": _gemma4(),
     "gpt_oss": (_gpt_oss(),),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "youtu"), _latent()),
+    "mistral4": _latent(),
     "glm4": (_glm4(),),
     **dict.fromkeys(("dots1", "glm4_moe", "solar_open"), _mlp_experts("shared_experts")),
     "minimax_m2": _minimax_m2(),

@@ -20,8 +20,11 @@ from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.attention.latent import LatentAttend, LatentUp
 from ridgeline.engine.model.rope import (
     rotate_,
+    rotate_alone_,
     rotate_and_scale_queries_,
     rotate_interleaved_,
+    rotate_part_,
+    rotate_part_and_scale_,
     scale_queries_,
 )
 from ridgeline.engine.quant.base import Linear
@@ -194,6 +197,14 @@ def rotation_of(spec: AttentionSpec) -> Callable[..., None]:
     return partial(rotate_and_scale_queries_, rotate, spec.num_heads)
 
 
+def latent_rotations(spec: AttentionSpec) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What happens to queries, and to the rotated part of rows, of latent attention in place."""
+    rotate = rotate_interleaved_ if spec.rope.interleaved else rotate_
+    if spec.rope.query_floor is None:
+        return partial(rotate_part_, rotate), rotate
+    return partial(rotate_part_and_scale_, rotate), partial(rotate_alone_, rotate)
+
+
 class AttentionLayer:
     """q, k, v in one product, norm and rotation in place, attention, output projection."""
 
@@ -232,7 +243,17 @@ class LatentAttention:
     `q_down` compresses the input of `q`, or returns it as it is.
     """
 
-    __slots__ = ("kv_down", "kv_norm", "o", "q", "q_down", "rotate", "shape", "up")
+    __slots__ = (
+        "kv_down",
+        "kv_norm",
+        "o",
+        "q",
+        "q_down",
+        "rotate_key",
+        "rotate_query",
+        "shape",
+        "up",
+    )
 
     def __init__(
         self,
@@ -246,18 +267,17 @@ class LatentAttention:
         assert spec.latent is not None
         (self.q_down, self.q), self.kv_down, self.kv_norm = query, kv_down, kv_norm
         self.up, self.o = up, o
-        self.shape = (spec.num_heads, spec.head_dim, spec.latent.rope_dim)
-        self.rotate = rotation_of(spec)
+        self.shape = (spec.num_heads, spec.head_dim)
+        self.rotate_query, self.rotate_key = latent_rotations(spec)
 
     def __call__(
         self, x_TC: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, layer: int
     ) -> Tensor:
-        num_heads, head_dim, rope_dim = self.shape
-        q_THD = self.q(self.q_down(x_TC)).view(-1, num_heads, head_dim)
+        q_THD = self.q(self.q_down(x_TC)).view(-1, *self.shape)
         rows_TW = self.kv_down(x_TC)
         rows_TW[:, : self.up.rank] = self.kv_norm(rows_TW[:, : self.up.rank])
-        self.rotate(q_THD[..., head_dim - rope_dim :], *rotation)
-        self.rotate(rows_TW[:, None, self.up.rank :], *rotation)
+        self.rotate_query(q_THD, *rotation)
+        self.rotate_key(rows_TW[:, None, self.up.rank :], *rotation)
         o_THV = cast(LatentAttend, attend).attend_latent(q_THD, rows_TW, layer, self.up)
         return self.o(o_THV.flatten(1))
 

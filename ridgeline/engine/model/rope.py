@@ -116,6 +116,29 @@ def rotate_and_scale_queries_(
     x_THD[:, :num_heads].mul_(cos_T1X[..., -1:])
 
 
+def rotate_part_and_scale_(
+    rotate: Callable[[Tensor, Tensor, Tensor], None], q_THD: Tensor, cos: Tensor, sin: Tensor
+) -> None:
+    """Rotate the last R numbers of each head in place; multiply all by column R."""
+    num_rotated = cos.shape[-1] - 1
+    rotate(q_THD[..., q_THD.shape[-1] - num_rotated :], cos[..., :-1], sin[..., :-1])
+    q_THD.mul_(cos[..., -1:])
+
+
+def rotate_alone_(
+    rotate: Callable[[Tensor, Tensor, Tensor], None], x_THD: Tensor, cos: Tensor, sin: Tensor
+) -> None:
+    """Rotate in place by tables whose last column is of queries alone."""
+    rotate(x_THD, cos[..., :-1], sin[..., :-1])
+
+
+def rotate_part_(
+    rotate: Callable[[Tensor, Tensor, Tensor], None], q_THD: Tensor, cos: Tensor, sin: Tensor
+) -> None:
+    """Rotate the last R numbers of each head in place."""
+    rotate(q_THD[..., q_THD.shape[-1] - cos.shape[-1] :], cos, sin)
+
+
 def rotate_interleaved_(x_THD: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> None:
     """Rotate dimensions 2i and 2i + 1 of the leading R of each head in place."""
     half = cos_T1R.shape[-1] // 2

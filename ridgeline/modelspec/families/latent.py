@@ -1,4 +1,4 @@
-"""Families with latent attention: DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash."""
+"""Families with latent attention: DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Mistral Small 4."""
 
 from __future__ import annotations
 
@@ -155,6 +155,54 @@ LATENT_FAMILIES: Mapping[str, Family] = {
     ),
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
+    "mistral4": Family(
+        architecture="Mistral4ForCausalLM",
+        defaults={
+            **_COMMON,
+            "vocab_size": 131_072,
+            "hidden_size": 4096,
+            "intermediate_size": 12_288,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "routed_scaling_factor": 1.0,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "v_head_dim": 128,
+            "qk_nope_head_dim": 64,
+            "num_experts_per_tok": 4,
+            "first_k_dense_replace": 0,
+            "max_position_embeddings": 1_048_576,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        aliases={"num_local_experts": "n_routed_experts"},
+        latent=True,
+        rope=RopeFields(
+            interleaved=True,
+            scales_queries=True,
+            ignored=frozenset(("partial_rotary_factor",)),  # the rotated part of a head
+            scaling={
+                "rope_type": "yarn",
+                "factor": 128.0,
+                "original_max_position_embeddings": 8192,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        ),
+        moe=replace(DEEPSEEK_EXPERTS, scoring="softmax", correction=False, groups=None),
+        fixed={
+            **{key: _FIXED[key] for key in ("attention_bias", "rope_interleave")},
+            "n_group": (1, None),
+            "topk_group": (1, None),
+        },
+    ),
     "youtu": Family(
         architecture="YoutuForCausalLM",
         defaults={

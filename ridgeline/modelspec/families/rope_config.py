@@ -67,7 +67,8 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     is equal on text. `scaling`: the dictionary of a config that has none. `scales_full_only`:
     windowed layers have no scaling (OLMo 3). `default_partial` is the rotated part of a head where
     neither `partial_rotary_factor` nor `rotary_dim` says so. `scales_queries`: the field
-    `llama_4_scaling_beta` says how queries grow with their position.
+    `llama_4_scaling_beta` says how queries grow with their position. `ignored`: further keys that
+    repeat other fields.
     """
 
     default_theta: float = 10_000.0
@@ -80,6 +81,7 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     scales_full_only: bool = False
     scaling: dict[str, Any] | None = None
     scales_queries: bool = False
+    ignored: frozenset[str] = frozenset()
 
 
 def rope_by_layer_kind(
@@ -142,9 +144,8 @@ def _rope(
     values: ConfigFields, fields: RopeFields, head_dim: int, given: Mapping[str, Any], theta: float
 ) -> RopeSpec:
     kind = _kind(values, fields, given)
-    ignored = (_MROPE if fields.mrope else frozenset()) | (
-        _OF_QUERIES if fields.scales_queries else frozenset()
-    )
+    ignored = fields.ignored | (_MROPE if fields.mrope else frozenset())
+    ignored |= _OF_QUERIES if fields.scales_queries else frozenset()
     beta = given.get(_BETA)
     given = {key: value for key, value in given.items() if key not in ignored}
     _check_keys(values, kind, given)

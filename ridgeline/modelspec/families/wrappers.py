@@ -87,7 +87,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     ),
     "mistral3": Wrapper(
         architecture="Mistral3ForConditionalGeneration",
-        text_types={"mistral": "mistral", "ministral3": "ministral3"},
+        text_types={"mistral": "mistral", "ministral3": "ministral3", "mistral4": "mistral4"},
         fields=frozenset(
             (
                 _COMMON_FIELDS

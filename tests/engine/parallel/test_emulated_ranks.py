@@ -36,9 +36,13 @@ TP2_EP2 = ParallelSizes(tensor=2, expert=2)
 TP2_SP = ParallelSizes(tensor=2, sequence=True)
 TP2_PP2 = ParallelSizes(tensor=2, pipeline=2)
 PP3, TP4 = ParallelSizes(pipeline=3), ParallelSizes(tensor=4)
-DENSE = ("llama", "llama-bias", "llama-tied-mha", "qwen2", "qwen3", "gemma3", "gemma2", "phi3")
+DENSE = (
+    *("llama", "llama-bias", "llama-tied-mha", "qwen2", "qwen3", "gemma3", "gemma2", "phi3"),
+    "ministral3",
+)
+
 EXPERTS = ("mixtral", "qwen2-moe", "glm4-moe", "gpt-oss")
-LATENT = ("deepseek-v2", "deepseek-v3")
+LATENT = ("deepseek-v2", "deepseek-v3", "mistral4")
 
 
 def run(runner: TorchRunner) -> tuple[list[tuple[int, ...]], Tensor]:
