@@ -628,6 +628,13 @@ def test_job_script_without_one_place_for_flags_is_refused(tmp_path: Path, text:
         slurm.SlurmScript(file)
 
 
+def test_short_flag_of_a_job_is_replaced_where_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "job"
+    file.write_text('srun vllm serve "$MODEL" {flags} -tp 8 --port 1\n')
+    text = slurm.SlurmScript(file).render(["--tensor-parallel-size", "4"], None)
+    assert text.strip() == 'srun vllm serve "$MODEL" --tensor-parallel-size 4 --port 1'
+
+
 # ---- small parts -------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from ridgeline.optimize.drivers.log_errors import last_error
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import answers, models_url, replace_flags
 from ridgeline.optimize.drivers.shell import run, sleep_unless_interrupted, uninterrupted
+from ridgeline.optimize.external.server_flags import spell_out
 
 POLL_S = 2.0
 PORTS = (20_000, 32_000)
@@ -47,7 +48,8 @@ class SlurmScript:
             )
         self._joined, self._line = joined, lines[0]
         try:
-            self._words = shlex.split(self._line, posix=False)  # keeps quotes and variables
+            line = spell_out(self._line, None)
+            self._words = shlex.split(line, posix=False)  # keeps quotes and variables
         except ValueError as error:
             raise BadInput("the line with {flags} cannot be read", fix=str(error)) from None
 
