@@ -197,3 +197,22 @@ async def test_handle_of_vllm_is_not_given_to_ridgeline() -> None:
         assert (await http.post("/v1/completions", json=body)).status_code == 200
         assert await results(http) == {"no_server": 1}
     assert not pair.prefill.bodies and "kv_transfer_params" not in decode.bodies[0]
+
+
+async def test_lease_that_ended_is_replaced_by_a_new_one() -> None:
+    """vLLM's decode server fails such a request by default."""
+    pair = VllmPair()
+    decode = pair.decode.handler
+
+    async def lose_the_first(
+        backend: ScriptedBackend, body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        if len(backend.bodies) == 1:
+            pair.leases.clear()
+        await decode(backend, body, writer)
+
+    pair.decode.handler = lose_the_first
+    async with gateway_over(prefill=[pair.prefill], decode=[pair.decode]) as http:
+        answer = await http.post("/v1/completions", json={"model": "m", "prompt": LONG})
+    assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == "answer"
+    assert pair.fetched == ["cmpl-1", "cmpl-2"]
