@@ -226,6 +226,16 @@ def test_ladder_of_the_example_tries_every_file_of_trtllm() -> None:
     assert ["--max_batch_size", "128"] in words
 
 
+@pytest.mark.parametrize(("slots", "applies"), [(4, False), (1024, True)])
+def test_rungs_of_large_batches_need_slots_for_them(slots: int, applies: bool) -> None:
+    """The number of running requests is not known of another server; its limit is."""
+    ids = {"vllm-graph-sizes", "vllm-stream-interval", "vllm-api-servers"}
+    rungs = [rung for rung in server_rungs("vllm") if rung.id in ids]
+    facts = {"max_num_seqs": slots, "server_eager": False}
+    assert len(rungs) == 3
+    assert all((unmet_need(rung, facts) is None) == applies for rung in rungs)
+
+
 def test_words_before_the_program_keep_their_meaning() -> None:
     flags = load_server_flags()["llama-server"]
     spelt = flags.spell_out("taskset -c 1 nice -n 5 llama-server -c 512 -t 2")
