@@ -16,6 +16,7 @@ from ridgeline.plan.fleet.search import SearchSpace, enumerate_layouts, search
 from ridgeline.plan.step_time.memory import memory_budget
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import OperatingPoint, replica_of
+from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.records import Slo
 
 TP2_CP2 = {"tp": 2, "cp": 2}
@@ -66,10 +67,28 @@ def test_norms_of_a_part_of_the_rows_cost_messages_and_no_bytes() -> None:
         ridgeline.predict("llama-3.1-8b", accelerator="h100-sxm", sequence_parallel=True)
 
 
+def test_decode_context_groups_divide_what_each_would_store() -> None:
+    """Four KV heads on eight devices: every key is stored twice without it."""
+    spec, catalogue = load_planning_spec("qwen3-30b-a3b"), load_catalogue()
+    device = catalogue["h100-sxm"]
+    twice, once = (
+        build_replica(spec, device, layout, weight_dtype="bfloat16", kv_dtype="bfloat16")
+        for layout in (Layout(tp=8), Layout(tp=8, dcp=2))
+    )
+    assert (twice.kv_copies, once.kv_copies) == (2, 1)
+    assert memory_budget(once).kv_bytes_per_token == memory_budget(twice).kv_bytes_per_token / 2
+    plain, divided = (own.decode_sum(1, 32000) for own in (twice, once))
+    assert divided.kv_bytes == plain.kv_bytes / 2
+    assert divided.weight_bytes == plain.weight_bytes
+    assert divided.communication_s > plain.communication_s
+    for layout in (Layout(tp=8, dcp=4), Layout(tp=4, dcp=2), Layout(tp=4, dcp=2, cp=2)):
+        with pytest.raises(CannotRun, match="decode context parallelism"):
+            build_replica(spec, device, layout, weight_dtype="bfloat16", kv_dtype="bfloat16")
+
+
 def test_plans_for_long_contexts_rank_layouts_beyond_the_kv_heads() -> None:
-    """Four KV heads: more tensor parallelism would hold every key twice."""
-    spec = load_planning_spec("qwen2.5-7b")
-    demand = Demand(rate=1, isl=100_000, osl=256, isl_p95=100_000, longest=100_256)
+    spec = load_planning_spec("qwen3-30b-a3b")
+    demand = Demand(rate=1, isl=32_000, osl=256, isl_p95=32_000, longest=32_256)
     space = SearchSpace(
         devices=("h100-sxm",),
         weight_dtypes=("bfloat16",),
@@ -78,38 +97,17 @@ def test_plans_for_long_contexts_rank_layouts_beyond_the_kv_heads() -> None:
     )
     fleets = search(spec, demand, Slo.parse("ttft:20000 tpot:30"), space, load_catalogue()).fleets
     ranks = {fleet.layout: rank for rank, fleet in enumerate(fleets)}
-    assert ranks[Layout(tp=2, cp=4)] < ranks[Layout(tp=4)] and Layout(tp=4, cp=2) in ranks
+    assert ranks[Layout(tp=8, dcp=2)] < ranks[Layout(tp=8)]
+    assert all(layout.cp == 1 for layout in ranks)
     prices = [fleet.dollars_per_hour for fleet in fleets]
     assert prices == sorted(prices, key=float)  # type: ignore[arg-type]
 
 
 def test_context_layouts_are_searched_only_where_tensor_parallelism_repeats_keys() -> None:
-    dense, routed = load_planning_spec("llama-3.1-8b"), load_planning_spec("mixtral-8x7b")
-    assert all(layout.cp == 1 for layout in enumerate_layouts(dense, 16, 4096))
-    found = [layout for layout in enumerate_layouts(dense, 16, 32_768) if layout.cp > 1]
-    assert found == [Layout(tp=2, cp=8), Layout(tp=4, cp=4), Layout(tp=8, cp=2)]
-    assert Layout(tp=8, cp=2, ep=16) in list(enumerate_layouts(routed, 16, 32_768))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("slo", "note"),
-    [
-        ("ttft:8000 tpot:30", "the cheapest fleet without it: "),
-        ("ttft:20000 tpot:9", "no fleet without it meets the SLO"),
-    ],
-)
-def test_plan_with_context_parallelism_names_the_fleet_without(slo: str, note: str) -> None:
-    found = ridgeline.plan(
-        "qwen2.5-7b",
-        input_len=100_000,
-        output_len=256,
-        slo=slo,
-        accelerator="h100-sxm",
-        quantization="bf16",
-        kv_cache_dtype="bf16",
-        price_per_hour=4.5,
-    )
-    assert found.fleets[0].layout.cp > 1
-    [said] = [text for text in found.notes if "context parallelism" in text]
-    assert note in said and ("$" in said) == ("cheapest" in note)
+    names = ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3")
+    eight, four, latent = (load_planning_spec(name) for name in names)
+    assert all(layout.dcp == 1 for layout in enumerate_layouts(four, 16, 4096))
+    assert all(layout.dcp == 1 for layout in enumerate_layouts(eight, 16, 32_768))
+    found = [layout for layout in enumerate_layouts(four, 16, 32_768) if layout.dcp > 1]
+    assert found == [Layout(tp=8, dcp=2), Layout(tp=8, dcp=2, ep=8)]
+    assert Layout(tp=8, dcp=8, ep=8) in list(enumerate_layouts(latent, 16, 32_768))

@@ -12,7 +12,7 @@ from ridgeline.modelspec.checkpoints.planning import hub_name, load_planning_spe
 from ridgeline.modelspec.cost.serving_formats import KV_DTYPES, SERVING_FORMATS
 from ridgeline.plan.deploy.launch import LaunchPlan, launch_commands
 from ridgeline.plan.fleet.demand import Demand
-from ridgeline.plan.fleet.search import SearchSpace, search
+from ridgeline.plan.fleet.search import SearchSpace, enumerate_layouts, search
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.records import Slo
 
@@ -115,8 +115,11 @@ def test_layouts() -> None:
     assert "--tensor-parallel-size 2 --pipeline-parallel-size 2" in commands["vllm"]
     assert "--tp_size 2 --pp_size 2" in commands["tensorrt-llm"]
     assert "--tp-size 2 --pp-size 2" in commands["sglang"]
-    context = launch_commands(start(layout=Layout(tp=4, cp=2)))
-    assert all(text.startswith("# no command is known for tp4 cp2") for text in context.values())
+    context = launch_commands(start(layout=Layout(tp=8, dcp=2)))
+    assert "--tensor-parallel-size 8 --decode-context-parallel-size 2" in context.pop("vllm")
+    assert all(text.startswith("# ") for text in context.values())
+    coded = launch_commands(start(layout=Layout(tp=8, dcp=2), kv_dtype="float8_e4m3"))
+    assert coded["vllm"].startswith("# vLLM is not known to divide")
     experts = start(layout=Layout(tp=2, ep=8))
     assert "--data-parallel-size 4" in launch_commands(experts)["vllm"]
     assert "--enable-dp-attention --dp-size 4" in launch_commands(experts)["sglang"]
@@ -140,3 +143,12 @@ def test_published_shapes_have_hub_names() -> None:
     assert hub_name("llama-3.1-70b") == "meta-llama/Llama-3.1-70B"
     assert hub_name("dummy:llama-1b-32k") is None  # not published
     assert hub_name("demo") is None
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3"])
+def test_every_layout_that_a_plan_prices_can_be_started(model: str) -> None:
+    layouts = list(enumerate_layouts(load_planning_spec(model), 16, longest=100_000))
+    assert any(layout.dcp > 1 for layout in layouts) == (model != "llama-3.1-8b")
+    for layout in layouts:
+        commands = launch_commands(start(layout=layout))
+        assert any(not text.startswith("#") for text in commands.values()), layout

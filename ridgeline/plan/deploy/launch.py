@@ -66,21 +66,21 @@ def launch_commands(start: LaunchPlan) -> dict[str, str]:
 
 def _text(command_of: Callable[[LaunchPlan], LaunchCommand], start: LaunchPlan) -> str:
     try:
-        _check_context(start)
         command = command_of(start)
     except CannotLaunch as reason:
         return f"# {reason}"
     return "\n".join([*command.first, " ".join(command.words)])
 
 
-def _check_context(start: LaunchPlan) -> None:
-    """Raise CannotLaunch for context parallelism on accelerators."""
+def _check_context(engine: str, start: LaunchPlan) -> None:
+    """Raise CannotLaunch for a layout that divides the KV cache by positions, where `engine` is not
+    known to."""
     layout = start.candidate.layout
-    if layout.cp > 1 and start.device.kind != "cpu":
+    if layout.cp > 1 or (layout.dcp > 1 and engine != "vLLM"):
+        raise CannotLaunch(f"no {engine} command is known for {layout}")
+    if layout.dcp > 1 and start.candidate.kv_dtype not in _WIDE:
         raise CannotLaunch(
-            f"no command is known for {layout}: vLLM and SGLang divide a KV cache by positions "
-            "within tensor parallelism (--decode-context-parallel-size, --dcp-size), and Ridgeline "
-            "on CPUs only"
+            f"vLLM is not known to divide a KV cache of {start.candidate.kv_dtype} by positions"
         )
 
 
@@ -116,6 +116,7 @@ def _ridgeline(start: LaunchPlan) -> LaunchCommand:
 def vllm_command(start: LaunchPlan) -> LaunchCommand:
     """The `vllm serve` command of one replica. Raises CannotLaunch."""
     candidate, layout = start.candidate, start.candidate.layout
+    _check_context("vLLM", start)
     first, model, words = _weights("vLLM", start)
     if candidate.kv_dtype == "int8":
         raise CannotLaunch("vLLM has no int8 KV cache; fp8 is as small: use --kv-cache-dtype fp8")
@@ -126,6 +127,7 @@ def vllm_command(start: LaunchPlan) -> LaunchCommand:
         )
     words += ["--kv-cache-dtype", "fp8"] if candidate.kv_dtype == _FP8 else []
     words += _split("--tensor-parallel-size", layout.tp)
+    words += _split("--decode-context-parallel-size", layout.dcp)
     words += _split("--pipeline-parallel-size", layout.pp)
     words += ["--enable-expert-parallel"] if layout.ep > 1 else []
     words += _split("--data-parallel-size", layout.num_attention)
@@ -143,6 +145,7 @@ def vllm_command(start: LaunchPlan) -> LaunchCommand:
 def sglang_command(start: LaunchPlan) -> LaunchCommand:
     """The SGLang command of one replica. Raises CannotLaunch."""
     candidate, layout = start.candidate, start.candidate.layout
+    _check_context("SGLang", start)
     first, model, words = _weights("SGLang", start)
     if candidate.kv_dtype == "int8":
         raise CannotLaunch("SGLang has no int8 KV cache; fp8 is as small: use --kv-cache-dtype fp8")
@@ -191,6 +194,7 @@ def trtllm_command(start: LaunchPlan) -> LaunchCommand:
     )
     if start.device.vendor != "NVIDIA":
         raise CannotLaunch(f"TensorRT-LLM does not run on {start.device.name}")
+    _check_context("TensorRT-LLM", start)
     if layout.num_attention > 1:
         raise CannotLaunch("trtllm-serve configures attention data parallelism in its YAML file")
     if candidate.kv_dtype == "int8":

@@ -21,7 +21,7 @@ import msgspec
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.cost.parameters import num_kv_heads
-from ridgeline.modelspec.cost.serving_formats import quantised_as
+from ridgeline.modelspec.cost.serving_formats import WIDE_DTYPES, quantised_as
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.published_efficiency import interval
 from ridgeline.plan.fleet.demand import Demand, meets_slo
@@ -202,6 +202,8 @@ def enumerate_replicas(
         for layout in enumerate_layouts(spec, space.max_devices_per_replica, longest):
             for weights in space.weight_dtypes or _weights(spec, device):
                 for kv in space.kv_dtypes or _kvs(spec, device, weights):
+                    if layout.dcp > 1 and (device.kind != "gpu" or kv not in WIDE_DTYPES):
+                        continue  # no engine is known that starts it
                     try:
                         machine = build_replica(
                             spec, device, layout, weight_dtype=weights, kv_dtype=kv
@@ -214,7 +216,7 @@ def enumerate_replicas(
 def enumerate_layouts(spec: ModelSpec, max_devices: int, longest: int = 0) -> Iterator[Layout]:
     """Layouts with tp within a node and pp; for routed models, attention replicated `dp` times over
     devices that share the experts: split, whole (ep), or whole within nodes and split beyond. With
-    requests of `longest` tokens, from `LONG_CONTEXT` on, also the context parallel ones."""
+    requests of `longest` tokens, from `LONG_CONTEXT` on, also with decode context parallelism."""
     if longest >= LONG_CONTEXT:
         yield from _context_layouts(spec, max_devices)
     sizes = (1, 2, 4, 8)
@@ -234,15 +236,14 @@ def enumerate_layouts(spec: ModelSpec, max_devices: int, longest: int = 0) -> It
 
 
 def _context_layouts(spec: ModelSpec, max_devices: int) -> Iterator[Layout]:
-    """Layouts over more devices than the model has KV heads, where more tp would store keys twice;
-    the experts of routed models are split within a group, or whole on all devices."""
+    """Layouts over more devices than the model has KV heads, which divide what plain tp would store
+    several times; the experts of routed models are split, or whole on some of the devices."""
     heads, is_routed = num_kv_heads(spec), any(layer.mlp.num_experts for layer in spec.layers)
-    for tp in (1, 2, 4, 8):
-        for cp in (2, 4, 8):
-            if tp <= heads < tp * cp <= max_devices:
-                yield Layout(tp=tp, cp=cp)
-                if is_routed:
-                    yield Layout(tp=tp, cp=cp, ep=tp * cp)
+    for tp in (2, 4, 8):
+        if tp <= max_devices and heads < tp and tp % heads == 0:
+            yield Layout(tp=tp, dcp=tp // heads)
+            if is_routed:
+                yield Layout(tp=tp, dcp=tp // heads, ep=tp)
 
 
 def other_layouts(

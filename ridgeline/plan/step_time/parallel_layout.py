@@ -6,6 +6,9 @@
     pp   pipeline parallel: the layers in `pp` stages, which pass activations on
     cp   context parallel: `cp` times as many devices, which divide the KV cache of every sequence
          by positions, and rows of models without experts; with cp > 1, ep is 1 or tp · cp
+    dcp  decode context parallel: of the tp devices, which outnumber the KV heads, those that would
+         store the same keys divide them by positions, and gather each other's queries (vLLM's
+         --decode-context-parallel-size)
     sp   sequence parallel: the tp devices of a layer each normalise a part of the rows, so that an
          all-reduce becomes a reduce-scatter and an all-gather: the same bytes, two messages
     ep   expert parallel: whole experts on `ep` of the tp · dp devices; the others split each
@@ -28,10 +31,10 @@ import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
-from ridgeline.modelspec.cost.parameters import count_layers
+from ridgeline.modelspec.cost.parameters import count_layers, num_kv_heads
 from ridgeline.modelspec.cost.serving_formats import quantised_as
 from ridgeline.modelspec.format import FP8_BLOCK
-from ridgeline.modelspec.model import LinearSpec, MlpSpec, ModelSpec
+from ridgeline.modelspec.model import AttentionSpec, LinearSpec, MlpSpec, ModelSpec
 from ridgeline.plan.calibration.published_efficiency import Efficiency
 
 NODE_DEVICES = 8
@@ -43,7 +46,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     `ep` 1: experts are split like other matrices. `ep` > `tp`: attention is replicated. Each of
     `cp` groups of `tp` devices holds an equal part of every sequence's KV cache. `sp`: devices of a
-    group each normalise a part of the rows.
+    group each normalise a part of the rows. `dcp` of the `tp` devices divide the keys that they
+    would all store.
     """
 
     tp: int = 1
@@ -51,6 +55,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     ep: int = 1
     dp: int = 1
     cp: int = 1
+    dcp: int = 1
     sp: bool = False
 
     @property
@@ -74,6 +79,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             + [f"pp{self.pp}"] * (self.pp > 1)
             + [f"ep{self.ep}"] * (self.ep > 1)
             + [f"cp{self.cp}"] * (self.cp > 1)
+            + [f"dcp{self.dcp}"] * (self.dcp > 1)
             + ["sp"] * self.sp
         )
         return " ".join(parts)
@@ -121,7 +127,7 @@ def check_layout(
 
     `weight_dtype` None: the checkpoint's own, whose groups and blocks the shards must not cut.
     """
-    for name in ("tp", "pp", "ep", "dp", "cp"):
+    for name in ("tp", "pp", "ep", "dp", "cp", "dcp"):
         if getattr(layout, name) < 1:
             raise BadInput(f"{name} must be positive", value=getattr(layout, name), limit=">= 1")
     heads = min(layer.attention.num_heads for layer in spec.layers)
@@ -143,6 +149,14 @@ def check_layout(
             value=str(layout),
             limit=f"dp 1, ep 1 or {layout.tp * layout.cp}",
         )
+    if layout.dcp > 1:
+        copies = layout.tp // num_kv_heads(spec)
+        if layout.tp % layout.dcp or layout.dcp > copies or layout.cp > 1:
+            raise CannotRun(
+                "decode context parallelism divides keys that several tp devices would store",
+                value=str(layout),
+                limit=f"dcp divides tp, is at most {max(1, copies)}, and excludes cp",
+            )
     if layout.sp and layout.tp == 1:
         raise CannotRun(
             "sequence parallelism divides rows between the devices that layers are split over",
@@ -262,11 +276,24 @@ def communication(
         fixed_s += 2 * len(spec.layers) * _latency_s(layout.cp, eff)
         share = (layout.cp - 1) / layout.cp / layout.tp
         per_token_s += far * share * (heads + partials) / spec.hidden_size * row_s
+    if layout.dcp > 1:
+        # The queries of the group's heads, and their results with a log-sum-exp each.
+        heads = sum(_decode_numbers(layer.attention) for layer in spec.layers)
+        fixed_s += 3 * len(spec.layers) * _latency_s(layout.dcp, eff)
+        per_token_s += (layout.dcp - 1) / layout.tp * heads / spec.hidden_size * row_s
     if layout.pp > 1:
         far = slower if layout.num_devices > device.link_devices else 1.0
         fixed_s += (layout.pp - 1) * eff.collective_s
         per_token_s += far * (layout.pp - 1) * row_s / layout.tp
     return Communication(fixed_s=fixed_s, per_token_s=per_token_s)
+
+
+def _decode_numbers(attention: AttentionSpec) -> int:
+    """Numbers of a row's queries and of their results, of all heads of a layer."""
+    latent, heads = attention.latent, attention.num_heads
+    if latent is None:
+        return heads * (2 * attention.head_dim + 1)
+    return heads * (2 * latent.rank + latent.rope_dim + 1)
 
 
 def _latency_s(num_devices: int, eff: Efficiency) -> float:

@@ -194,7 +194,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         )
         weight_bytes = self.shared_bytes + expert_bytes
         weight_bytes += self.head_bytes if num_sampled else 0.0
-        kv_bytes = attention.kv_bytes / (min(layout.tp, self.num_kv_heads) * layout.cp)
+        kv_bytes = attention.kv_bytes / self.kv_parts
         flops = attention.flops / (layout.tp * layout.cp)
         flops += self.linear_flops * self._own_rows(num_tokens) + self.head_flops * num_sampled
         if self.calibration is not None:
@@ -248,7 +248,6 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         dense_flops = (self.linear_flops - self.expert_flops) * own_rows
         expert_flops = self._expert_flops(num_tokens)
         layer_bytes, chosen_bytes = self._hidden_bytes(num_tokens)
-        copies = min(tp, self.num_kv_heads) * cp
         written = attention.written_bytes
         prompt_bytes = attention.prompt_read_bytes + written if attention.prompt_flops else 0.0
         decode_bytes = attention.kv_bytes - prompt_bytes
@@ -260,11 +259,11 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
                 self.head_flops * num_sampled / rates.head_flops_s,
             ),
             (
-                decode_bytes / copies / rates.kv_bytes_s,
+                decode_bytes / self.kv_parts / rates.kv_bytes_s,
                 attention.decode_flops / (tp * cp) / rates.decode_flops_s,
             ),
             (
-                prompt_bytes / copies / rates.kv_bytes_s,
+                prompt_bytes / self.kv_parts / rates.kv_bytes_s,
                 attention.prompt_flops / (tp * cp) / rates.prompt_flops_s,
             ),
             (self.efficiency.activation_passes * layer_bytes / rates.hidden_bytes_s, 0.0),
@@ -370,9 +369,15 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def kv_parts(self) -> int:
+        """Parts of a stage's KV cache, of which each device has one."""
+        layout = self.layout
+        return min(layout.tp, self.num_kv_heads) * layout.cp * layout.dcp
+
+    @property
     def kv_copies(self) -> float:
-        """Copies of each cached value: tp divided by the number of parts of the cache."""
-        return self.layout.tp / min(self.layout.tp, self.num_kv_heads)
+        """Copies of each cached value: a stage's devices divided by the parts of its cache."""
+        return self.layout.tp * self.layout.cp / self.kv_parts
 
 
 def _with_measured_seconds(

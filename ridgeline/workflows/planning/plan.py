@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
@@ -394,7 +394,6 @@ def _result(
         ),
         commands=launch_commands(start),
         notes=(
-            *_context_notes(search_result.fleets),
             *_notes(options, best, model, catalogue),
             *_tier_notes(model, demand, best),
             *_batch_notes(demand, best),
@@ -461,24 +460,6 @@ def _start(
         max_model_len=options.max_model_len or longest,
         on_hub=hub is not None,
     )
-
-
-def _context_notes(fleets: Sequence[Candidate]) -> list[str]:
-    """The cheapest fleet without context parallelism, if the cheapest of all has it."""
-    if fleets[0].layout.cp == 1:
-        return []
-    known = "no command is known that starts context parallelism on accelerators"
-    other = next((fleet for fleet in fleets if fleet.layout.cp == 1), None)
-    if other is None:
-        return [f"{known}, and no fleet without it meets the SLO"]
-    return [f"{known}; the cheapest fleet without it: {_fleet_text(other)}"]
-
-
-def _fleet_text(fleet: Candidate) -> str:
-    weights, kv = (SHORT_DTYPES.get(name, name) for name in (fleet.weight_dtype, fleet.kv_dtype))
-    text = f"{fleet.num_replicas} x {fleet.device} {fleet.layout}, {weights} weights, {kv} KV cache"
-    hourly = fleet.dollars_per_hour
-    return text if hourly is None else f"{text}, ${hourly:,.2f} an hour"
 
 
 def _tier_notes(model: Replica, demand: Demand, best: Candidate) -> list[str]:
