@@ -100,11 +100,10 @@ def assemble(
     threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)
     observer = speculation.observer
     runner = TorchRunner(decoder, kv, attention, masks, verifier, observer, threads)
-    graphs = None
-    if adapters is not None:
+    graphs = make_decode_graphs(decoder, attention, resolved.max_model_len, adapters)
+    if adapters is not None:  # prompts run eagerly: their adapters are chosen on the host
         runner.use_adapters(adapters)
     else:
-        graphs = make_decode_graphs(decoder, attention, resolved.max_model_len)
         pieces = make_piecewise_graphs(
             decoder, attention, resolved.max_model_len, resolved.max_num_batched_tokens
         )
@@ -166,7 +165,8 @@ def _adapters(resolved: ResolvedSettings, decoder: Decoder) -> AdapterRegistry |
     """The adapters that were named, loaded over the decoder; None without --enable-lora."""
     if not resolved.enable_lora:
         return None
-    registry = AdapterRegistry(decoder, resolved.max_loras, resolved.max_lora_rank)
+    sizes = resolved.max_loras, resolved.max_lora_rank
+    registry = AdapterRegistry(decoder, *sizes, stacked=decoder.device.type == "cuda")
     for name, directory in parse_lora_modules(resolved.lora_modules).items():
         registry.load(name, directory)
     return registry

@@ -13,6 +13,10 @@ SITES = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
 """Keys whose weights are one product: they read the same input."""
 
 
+Site = tuple[int, tuple[str, ...]]
+"""A layer, and the keys of the linears that one product computes there."""
+
+
 class AdaptedModule(NamedTuple):
     """A module of the model: its layer, and the linears that its rows are, in order."""
 

@@ -26,7 +26,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.engine.adapters.modules import SITES
+from ridgeline.engine.adapters.modules import SITES, Site
+from ridgeline.engine.adapters.stacked import AdapterStack
 from ridgeline.engine.adapters.weights import AdapterWeights, LowRank
 from ridgeline.engine.kernels.native_linear import packed_bytes
 from ridgeline.engine.model.layers import AttentionLayer, Block, GatedMlp, UngatedMlp
@@ -35,9 +36,6 @@ from ridgeline.engine.quant.base import Linear
 from ridgeline.modelspec.cost.adapters import adapted_linears
 from ridgeline.modelspec.format import FP32, dense
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
-
-Site = tuple[int, tuple[str, ...]]
-"""A layer, and the keys of the linears that one product computes there."""
 
 
 class _Up(NamedTuple):
@@ -83,10 +81,12 @@ class LoadedAdapter(NamedTuple):
 
 
 class StepAdapters:
-    """The adapters of the step being computed, each with its rows (None: all)."""
+    """The adapters of the step being computed, each with its rows (None: all); or, where a graph
+    is captured, the stack of all adapters and which of them each row uses."""
 
     def __init__(self) -> None:
         self.groups: Sequence[tuple[LoadedAdapter, Tensor | None]] = ()
+        self.stacked: tuple[AdapterStack, Tensor] | None = None
 
 
 class AdaptedLinear:
@@ -99,6 +99,10 @@ class AdaptedLinear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         y_TO = self._base(x_TI)
+        if self._step.stacked is not None:
+            stack, mask_TL = self._step.stacked
+            stack.add_to(self._site, y_TO, x_TI, mask_TL)
+            return y_TO
         for adapter, rows_R in self._step.groups:
             product = adapter.products.get(self._site)
             if product is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -19,10 +20,14 @@ from ridgeline.engine.adapters.products import (
     adapt_block,
     load_products,
 )
-from ridgeline.engine.adapters.weights import WEIGHTS_FILE, read_adapter
+from ridgeline.engine.adapters.stacked import AdapterStack
+from ridgeline.engine.adapters.weights import WEIGHTS_FILE, AdapterWeights, read_adapter
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import BadInput, CannotRun
+
+NO_ADAPTER = -1
+"""The place of rows of the base model."""
 
 
 class RunAdapters(Protocol):
@@ -52,10 +57,14 @@ class AdapterInfo(msgspec.Struct, frozen=True):
 class AdapterRegistry:
     """Adapters over one decoder, at most `max_adapters` of ranks up to `max_rank`.
 
+    `stacked` adapters are also held as one stack, by which CUDA graphs add them.
+
     `begin` is called on the engine thread, everything else on any thread.
     """
 
-    def __init__(self, decoder: Decoder, max_adapters: int, max_rank: int) -> None:
+    def __init__(
+        self, decoder: Decoder, max_adapters: int, max_rank: int, *, stacked: bool = False
+    ) -> None:
         reason = why_no_adapters(decoder.spec)
         if reason is not None:
             raise CannotRun(
@@ -66,6 +75,11 @@ class AdapterRegistry:
         self._step, self._lock = StepAdapters(), threading.Lock()
         self._by_name: dict[str, AdapterInfo] = {}
         self._by_id: dict[int, LoadedAdapter] = {}
+        self._places: dict[int, int] = {}  # in the stack, by id
+        self._stack: AdapterStack | None = None
+        if stacked:
+            kind = decoder.device, decoder.compute_dtype
+            self._stack = AdapterStack(decoder.spec, max_adapters, max_rank, *kind)
         for layer, block in enumerate(decoder.blocks):
             adapt_block(block, layer, self._step)
 
@@ -95,6 +109,7 @@ class AdapterRegistry:
                 weights = read_adapter(path, decoder.spec, self._max_rank)
                 loaded = load_products(weights, decoder.spec, decoder.device, decoder.compute_dtype)
             info = AdapterInfo(name, _content_id(path), loaded.nbytes)
+            self._put(info.id, weights)
             self._by_id[info.id] = loaded
             self._by_name[name] = info
         return info
@@ -106,6 +121,32 @@ class AdapterRegistry:
             del self._by_name[name]
             if all(own.id != adapter_id for own in self._by_name.values()):
                 del self._by_id[adapter_id]
+                self._places.pop(adapter_id, None)
+
+    @torch.inference_mode()
+    def _put(self, adapter_id: int, weights: AdapterWeights) -> None:
+        if self._stack is not None and adapter_id not in self._places:
+            used = self._places.values()
+            place = next(i for i in range(self._max_adapters) if i not in used)
+            self._stack.put(place, weights)
+            self._places[adapter_id] = place
+
+    def place_of(self, run: Run) -> int:
+        """Where the stack has the adapter of a run. Raises BadInput if it was unloaded."""
+        if not run.adapter:
+            return NO_ADAPTER
+        self._find(run.adapter)
+        return self._places[run.adapter]
+
+    @contextmanager
+    def of_rows(self, places_T: torch.Tensor) -> Iterator[None]:
+        """Within it, each row of the step uses the adapter at its place of the stack."""
+        assert self._stack is not None, "adapters were not stacked"
+        self._step.stacked = self._stack, self._stack.mask(places_T)
+        try:
+            yield
+        finally:
+            self._step.stacked = None
 
     def begin(self, runs: Sequence[Run]) -> None:
         rows: dict[int, list[int]] = {}

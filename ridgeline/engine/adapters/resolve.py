@@ -8,6 +8,7 @@ import torch
 
 from ridgeline.config.settings import Settings
 from ridgeline.engine.adapters.products import largest_bytes
+from ridgeline.engine.adapters.stacked import AdapterStack
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.parallel.resolve import parallel_sizes
 from ridgeline.engine.scheduler.kv.kv_budget import size
@@ -62,6 +63,9 @@ def adapter_memory(
             fix="leave out --enable-lora, or use one process",
         )
     total = settings.max_loras * largest_bytes(spec, settings.max_lora_rank, device, dtype)
+    if device.type == "cuda":  # the stack that CUDA graphs read, padded to the largest rank
+        sizes = settings.max_loras, settings.max_lora_rank, torch.device("meta"), dtype
+        total += AdapterStack(spec, *sizes).nbytes
     why["max_loras"] = (
         f"{size(total)} reserved: {settings.max_loras} adapters of rank {settings.max_lora_rank}"
         " on every linear"

@@ -31,6 +31,13 @@ BACKENDS = MappingProxyType(
     }
 )
 AUTO = ("native", "triton", "tables", "torch")
+ON_REQUEST = MappingProxyType(
+    {
+        "flashinfer": "it never ran on a GPU here, and no figure says where it beats triton",
+        "flex": "it copies keys out of the cache, and never ran on a GPU here",
+    }
+)
+"""Backends that run only if they are asked for, and why."""
 
 
 def attention_backend_of(name: str) -> AttentionBackend:
@@ -62,9 +69,19 @@ def choose(requested: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
     for name in AUTO:
         why_not = attention_backend_of(name).why_not(site)
         if not why_not:
-            return name, (*rejected, f"{name}: the fastest that runs on {site.device.type}")
+            chosen = f"{name}: the fastest that runs on {site.device.type}"
+            return name, (*rejected, *_passed_over(site), chosen)
         rejected.append(f"not {name}: {'; '.join(why_not)}")
     raise CannotRun(f"no attention backend runs here: {' | '.join(rejected)}")
+
+
+def _passed_over(site: AttentionSite) -> list[str]:
+    """Why the backends that run on request alone were not considered."""
+    found = []
+    for name, reason in ON_REQUEST.items():
+        why_not = attention_backend_of(name).why_not(site)
+        found.append(f"not {name}: {'; '.join(why_not) or f'{reason}, so only if asked for'}")
+    return found
 
 
 def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:

@@ -28,7 +28,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ridgeline.engine.attention.dense import KeySpan, attend_prefill, causal_mask
 from ridgeline.modelspec.model import AttentionSpec
+
+QUERIES = 512
+"""Queries of a run that are attended at once, which limits the size of their mask."""
 
 
 class LatentUp:
@@ -105,3 +109,30 @@ class LatentAttend(Protocol):
     def attend_latent(self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp) -> Tensor:
         """o_THV of queries whose rotated part comes last; `rows_TW` are the new rows to cache."""
         ...
+
+
+def attend_run(
+    q_THD: Tensor, rows_LW: Tensor, start: int, attention: AttentionSpec, up: LatentUp
+) -> Tensor:
+    """o_THV of one run's queries at positions `start`.. over the latent rows 0..L-1, L = start + T;
+    in the form that needs less arithmetic."""
+    num_queries, absorbs = len(q_THD), up.absorbs(len(q_THD))
+    k_KLX, v_KLX = (rows_LW[None], rows_LW[None, :, : up.rank]) if absorbs else up.expand(rows_LW)
+    out = q_THD.new_empty((*q_THD.shape[:2], up.value_HVR.shape[1]))
+    for first in range(0, num_queries, QUERIES):
+        own = slice(first, min(first + QUERIES, num_queries))
+        keys, begin = start + own.stop, start + first
+        mask_TL = causal_mask(begin, own.stop - first, 0, keys, KeySpan(), q_THD)
+        q_THX = up.absorb(q_THD[own]) if absorbs else q_THD[own]
+        q_TKGX = q_THX.view(len(q_THX), len(k_KLX), -1, q_THX.shape[-1])
+        o_KGTX = attend_prefill(
+            q_TKGX.permute(1, 2, 0, 3),
+            k_KLX[:, :keys],
+            v_KLX[:, :keys],
+            mask_TL,
+            attention.scale,
+            attention.softcap,
+        )
+        o_THX = o_KGTX.permute(2, 0, 1, 3).flatten(1, 2)
+        out[own] = up.values_of(o_THX) if absorbs else o_THX
+    return out

@@ -35,14 +35,14 @@ class RunStates:
     """Runs of equal length: their rows, and where their states are read and written.
 
     `new` are the places of runs that begin with zeros; `places` the same as (slot, version to read,
-    version to write, whether it begins with zeros).
+    version to write, whether it begins with zeros), or None where the host does not know them.
     """
 
     rows: Tensor
     read: tuple[Tensor, Tensor]
     write: tuple[Tensor, Tensor]
     new: Tensor
-    places: tuple[tuple[int, int, int, bool], ...]
+    places: tuple[tuple[int, int, int, bool], ...] | None
 
 
 class LayerStates:
@@ -74,6 +74,7 @@ class LayerStates:
 
         They are one view where a run begins with zeros.
         """
+        assert runs.places is not None
         for slot, read, write, is_new in runs.places:
             before_HKV = self.memory[read, slot]
             yield before_HKV.zero_() if is_new else before_HKV, self.memory[write, slot]
@@ -107,11 +108,12 @@ class StateAttend(Protocol):
 
 
 class StateCache:
-    """The states of every recurrent layer for `num_slots` sequences."""
+    """The states of every recurrent layer for `num_slots` sequences, and a slot for padding."""
 
     def __init__(self, spec: ModelSpec, num_slots: int, device: torch.device | str) -> None:
+        self.padding_slot = num_slots
         self.layers = tuple(
-            None if delta is None else LayerStates(delta, num_slots, device)
+            None if delta is None else LayerStates(delta, num_slots + 1, device)
             for delta in (layer.attention.delta for layer in spec.layers)
         )
         self.device = device
@@ -131,6 +133,18 @@ class StateCache:
         rows = torch.tensor([row for row, *_ in singles], device=self.device)
         decodes = self._run_states(singles, rows) if singles else None
         return StepStates(self.layers, decodes, tuple(prompts))
+
+    def place_of(self, run: Run) -> tuple[int, int, int]:
+        """(slot, version to read, version to write) of a run that continues a sequence."""
+        assert run.start > 0, "its states would have to be cleared"
+        return self._versions(run)[:3]
+
+    def decoding(self, places_3R: Tensor) -> StepStates:
+        """The states of a step of one-token runs whose `place_of` is on the device, as integers."""
+        slots, reads, writes = places_3R.long()
+        rows, none = torch.arange(places_3R.shape[1], device=self.device), slots[:0]
+        runs = RunStates(rows, (reads, slots), (writes, slots), none, None)
+        return StepStates(self.layers, runs, ())
 
     def _versions(self, run: Run) -> tuple[int, int, int, bool]:
         """(slot, version to read, version to write, whether the run begins with zeros)."""

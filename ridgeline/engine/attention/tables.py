@@ -39,7 +39,8 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend, AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import KeySpan, attend_decode, needs_scores
-from ridgeline.engine.attention.paged import LayerCache, PagedAttention
+from ridgeline.engine.attention.latent import LatentUp, attend_run
+from ridgeline.engine.attention.paged import LayerCache, PagedAttention, why_not_latent
 from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
@@ -110,6 +111,15 @@ class PagedKernels(Protocol):
         """o_THD of runs whose keys are stored; None if there is no kernel for it."""
         ...
 
+    def store_latent(self, rows_TW: Tensor, slots_T: Tensor, layer: int) -> None:
+        """Write latent rows to slots."""
+        ...
+
+    def decode_latent(self, q_SHW: Tensor, tables: DecodeTables, layer: int, rank: int) -> Tensor:
+        """o_SHR of absorbed queries over stored latent rows, whose first `rank` numbers are the
+        values."""
+        ...
+
 
 class TorchKernels:
     """Gathers whole tables: runs on every device and in every format. The reference."""
@@ -147,6 +157,17 @@ class TorchKernels:
     ) -> Tensor | None:
         return None
 
+    def store_latent(self, rows_TW: Tensor, slots_T: Tensor, layer: int) -> None:
+        self.layers[layer].write(slots_T.long(), rows_TW)
+
+    def decode_latent(self, q_SHW: Tensor, tables: DecodeTables, layer: int, rank: int) -> Tensor:
+        attention = self.attentions[layer]
+        rows_S1LW = self.layers[layer].gather(tables.tables_SM.reshape(-1), len(q_SHW))[0]
+        mask_S11L = self._mask(tables.lens_S, rows_S1LW.shape[2], attention, q_SHW)
+        q_S1HW, latent_S1LR = q_SHW.unsqueeze(1), rows_S1LW[..., :rank]
+        scale, softcap = attention.scale, attention.softcap
+        return attend_decode(q_S1HW, rows_S1LW, latent_S1LR, mask_S11L, scale, softcap).squeeze(1)
+
     def _mask(self, lens_S: Tensor, length: int, attention: AttentionSpec, like: Tensor) -> Tensor:
         position_S1 = (lens_S - 1).unsqueeze(1)
         k_L = torch.arange(length, device=self.device)
@@ -176,7 +197,7 @@ class TableAttention:
 
     @staticmethod
     def why_not(site: AttentionSite) -> tuple[str, ...]:
-        reasons = ["has no tables of latent rows"] if site.has_latent else []
+        reasons = list(why_not_latent(site))
         if site.device.type == "cpu":
             reasons.append("gathers whole tables, which only CUDA graphs make up for")
         if site.kv_dtype == "int4":
@@ -223,6 +244,24 @@ class TableStep:
         """The same once keys and values are in the cache."""
         raise NotImplementedError
 
+    def attend_latent(self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp) -> Tensor:
+        """o_THV over latent rows, after storing the new ones."""
+        self.kernels.store_latent(rows_TW, self.slots_T, layer)
+        return self.attend_latent_stored(q_THD, rows_TW, layer, up)
+
+    def attend_latent_stored(
+        self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp
+    ) -> Tensor:
+        """The same once the rows are in the cache."""
+        raise NotImplementedError
+
+    def decode_latent(
+        self, q_SHD: Tensor, tables: DecodeTables, layer: int, up: LatentUp
+    ) -> Tensor:
+        """o_SHV of rows that decode."""
+        q_SHW = up.absorb(q_SHD)
+        return up.values_of(self.kernels.decode_latent(q_SHW, tables, layer, up.rank))
+
 
 class DecodeStep(TableStep):
     """Every row decodes."""
@@ -236,17 +275,24 @@ class DecodeStep(TableStep):
     ) -> Tensor:
         return self.kernels.decode(q_THD, self.tables, layer, sinks_H)
 
+    def attend_latent_stored(
+        self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp
+    ) -> Tensor:
+        return self.decode_latent(q_THD, self.tables, layer, up)
+
 
 class MixedStep(TableStep):
     """Prompts from their start, decoding rows, and chunks of longer runs, each by its own path.
 
     `spans` are the prompts and the chunks: prompts that need masks or scores take the chunks' path.
+    `long_runs` are those runs, in the order of `spans`, and their rows.
     """
 
     def __init__(
         self,
         owner: TableAttention,
         runs: Sequence[Run],
+        long_runs: Sequence[tuple[Run, range]],
         slots_T: Tensor,
         prompts: Sequence[slice],
         decode: tuple[Tensor, DecodeTables] | None,
@@ -255,6 +301,7 @@ class MixedStep(TableStep):
     ) -> None:
         super().__init__(owner, slots_T)
         self.prompts, self.decode, self.chunks, self.spans = prompts, decode, chunks, spans
+        self.long_runs = long_runs
         self.gathered = _Lazy(owner, runs)
 
     def attend_stored(
@@ -277,6 +324,24 @@ class MixedStep(TableStep):
         for own in self.prompts if is_plain else ():
             out_THD[own] = attend_prompt(q_THD[own], kv_T2KD[own], attention)
         return out_THD
+
+    def attend_latent_stored(
+        self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp
+    ) -> Tensor:
+        attention, cache = self.owner.attentions[layer], LayerCache(self.cache, layer)
+        out_THV = q_THD.new_empty((*q_THD.shape[:2], up.value_HVR.shape[1]))
+        if self.decode is not None:
+            rows, tables = self.decode
+            o_SHV = self.decode_latent(q_THD.index_select(0, rows), tables, layer, up)
+            out_THV.index_copy_(0, rows, o_SHV)
+        tables_RM = () if self.spans is None else self.spans[1].tables_RM
+        for (run, own), table_M in zip(self.long_runs, tables_RM, strict=True):
+            end = run.start + len(run.tokens)
+            used_M = table_M[: -(-end // self.cache.block_size)]
+            rows_LW = cache.gather(used_M, 1)[0, 0, 0, :end]
+            place = slice(own.start, own.stop)
+            out_THV[place] = attend_run(q_THD[place], rows_LW, run.start, attention, up)
+        return out_THV
 
     def _is_plain(self, attention: AttentionSpec) -> bool:
         """Whether prompts of this layer need no explicit scores or masks, nor its cache's format.
@@ -367,7 +432,8 @@ def _pack_mixed(
         own = [slice(rows.start, rows.stop) for _, rows in prompts]
         later = chunks(packed, slots_T)
         every = spans(packed, slots_T) if prompts else later
-        return MixedStep(owner, runs, slots_T, own, decode(packed, slots_T), later, every)
+        decoding, long_runs = decode(packed, slots_T), [*prompts, *others]
+        return MixedStep(owner, runs, long_runs, slots_T, own, decoding, later, every)
 
     return build
 

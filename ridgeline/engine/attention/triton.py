@@ -26,6 +26,7 @@ from torch import Tensor
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import CodedKv, Fp8Kv
+from ridgeline.engine.attention.paged import why_not_latent
 from ridgeline.engine.attention.tables import (
     ChunkTables,
     DecodeTables,
@@ -108,6 +109,22 @@ class TritonKernels:
         )
         return o_THD
 
+    def store_latent(self, rows_TW: Tensor, slots_T: Tensor, layer: int) -> None:
+        rows_XW = self.layers[layer].view(-1, rows_TW.shape[-1])
+        rows_XW.index_copy_(0, slots_T.long(), rows_TW.to(rows_XW.dtype))
+
+    def decode_latent(self, q_SHW: Tensor, tables: DecodeTables, layer: int, rank: int) -> Tensor:
+        o_SHR: Tensor = load("latent").latent_decode(
+            q_SHW,
+            self.layers[layer],
+            tables.tables_SM,
+            tables.lens_S,
+            rank=rank,
+            scale=self.attentions[layer].scale,
+            max_context=tables.tables_SM.shape[1] * self.block_size,
+        )
+        return o_SHR
+
 
 class TritonAttention(TableAttention):
     """Block tables with Triton kernels."""
@@ -125,6 +142,4 @@ class TritonAttention(TableAttention):
             reasons.append(f"needs heads of a multiple of 4 numbers with {site.kv_dtype}")
         if site.kv_dtype == "fp8" and not reasons:
             reasons += why_no_fp8(torch.cuda.get_device_capability(site.device))
-        if site.has_latent:
-            reasons.append("has no tables of latent rows")
-        return tuple(reasons)
+        return (*reasons, *why_not_latent(site))

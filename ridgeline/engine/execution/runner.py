@@ -128,8 +128,6 @@ class TorchRunner:
 
     def describe_graphs(self) -> str:
         """Whether decode steps run from CUDA graphs, and why not."""
-        if not isinstance(self.adapters, NoAdapters):
-            return "no CUDA graphs: the adapters of a step are chosen on the host"
         reason = why_no_graphs(self.decoder, self.attention)
         said = f"no CUDA graphs: {reason}" if self.graphs is None else self.graphs.describe()
         return said if self.pieces is None else f"{said}; {self.pieces.describe()}"

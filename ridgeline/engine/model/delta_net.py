@@ -158,7 +158,7 @@ def _step(
     copied.
     """
     q_SHK, k_SHK, v_SHV = heads
-    if states.memory.device.type != "cpu":
+    if states.memory.device.type != "cpu" or runs.places is None:
         memory_SHKV = states.read_memory(runs)
         out_SHV, memory_SHKV = recurrent(q_SHK, k_SHK, v_SHV, g_SH, beta_SH, memory_SHKV)
         states.write_memory(runs, memory_SHKV)

@@ -20,6 +20,17 @@ def test_auto_takes_the_best_that_runs() -> None:
     assert name == runs[0] and name in reasons[-1]
 
 
+def test_auto_says_why_it_passes_over_backends_that_run_on_request() -> None:
+    assert not set(family.ON_REQUEST) & set(family.AUTO)
+    _, reasons = family.choose("auto", SITE)
+    said = {
+        name: [r for r in reasons if r.startswith(f"not {name}: ")] for name in family.ON_REQUEST
+    }
+    assert said["flex"] and "only if asked for" in said["flex"][0]
+    assert said["flashinfer"] and "runs on CUDA only" in said["flashinfer"][0]
+    assert family.choose("flex", SITE) == ("flex", ("as requested",))
+
+
 def test_reference_only_when_asked() -> None:
     assert family.choose("reference", SITE)[0] == "reference"
     assert "reference" not in family.AUTO
@@ -39,6 +50,7 @@ def test_a_backend_that_cannot_run_is_refused_by_name_and_skipped_by_auto(
     }
     monkeypatch.setattr(family, "attention_backend_of", lambda name: kinds[name])
     monkeypatch.setattr(family, "AUTO", ("torch", "other"))
+    monkeypatch.setattr(family, "ON_REQUEST", {})
     with pytest.raises(CannotRun, match="needs CUDA; needs head_dim 128"):
         family.choose("torch", SITE)
     name, reasons = family.choose("auto", SITE)

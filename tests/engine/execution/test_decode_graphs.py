@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.attention.states import StatefulAttention
 from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.graphs.buckets import Bucket
@@ -42,7 +43,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=None)
 DRAWN = Sampling(temperature=0.9, top_p=0.8, max_tokens=None)
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "youtu"])
 def model(request: Any, tmp_path_factory: Any) -> tuple[ModelSpec, Decoder]:
     path: Path = tmp_path_factory.mktemp(request.param)
     make_model(request.param, path)
@@ -74,7 +75,8 @@ class Sequences:
         start = 0 if prefill else len(tokens) - 1
         used = blocks[: (len(tokens) + len(drafts) - 1) // BLOCK_SIZE + 1]
         fed = (*tokens[start:], *drafts)
-        return Run(index, start, fed, used, self.point(index, sampling), num_drafts=len(drafts))
+        point, drafted = self.point(index, sampling), len(drafts)
+        return Run(index, start, fed, used, point, num_drafts=drafted, state_slot=index)
 
     def step(
         self,
@@ -242,3 +244,33 @@ def test_warming_up_writes_to_the_padding_block_alone(model: tuple[ModelSpec, De
     assert list(graphs.counts.by_bucket) == ["1x16", "2x16", "16x16"]
     assert all(not layer[:NUM_BLOCKS].any() for layer in cache.layers)
     assert all(layer[NUM_BLOCKS].any() for layer in cache.layers)
+
+
+def test_states_of_recurrent_layers_are_read_and_written_by_the_graph(tmp_path: Path) -> None:
+    make_model("qwen3.5", tmp_path)
+    spec = load_spec(str(tmp_path))
+    decoder = load_decoder(
+        str(tmp_path), spec, device="cpu", compute_dtype=torch.float32, layer_backend="torch"
+    )
+    found = []
+    for graphs in (False, True):
+        cache = KvCache.allocate(
+            spec, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32, "cpu", num_states=3
+        )
+        attention = build_attention("tables" if graphs else "torch", spec, cache)
+        assert isinstance(attention, StatefulAttention)
+        runner = TorchRunner(decoder, cache, attention)
+        if graphs:
+            assert isinstance(attention.inner, TableAttention)
+            runner.use_graphs(
+                DecodeGraphs(
+                    decoder, attention.inner, 64, RecordedCapture(), recurrent=attention.states
+                )
+            )
+        sequences = Sequences(runner, [9, 5, 14])
+        steps = [sequences.step(members) for members in ([0, 1, 2], [1], [2, 0], [0, 1, 2], [0])]
+        found.append(steps)
+        if runner.graphs is not None:
+            assert runner.graphs.counts.num_replays == 5
+            assert not runner.graphs.can_run((sequences.run(0, True, GREEDY, ()),))
+    assert found[0] == found[1]

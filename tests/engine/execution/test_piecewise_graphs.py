@@ -39,7 +39,7 @@ from tests.engine.execution.recorded_graphs import Forbidden, FreedMemory, Recor
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 4, 40, 64
 GREEDY = Sampling(temperature=0.0, max_tokens=None)
 DRAWN = Sampling(temperature=0.9, top_p=0.8, max_tokens=None)
-FAMILIES = ("llama", "gemma3", "qwen3", "mixtral", "gpt-oss", "gemma3n")
+FAMILIES = ("llama", "gemma3", "qwen3", "mixtral", "gpt-oss", "gemma3n", "deepseek-v2-greedy")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -55,3 +55,23 @@ def test_triton_steps_choose_the_tokens_of_torch(name: str, kv: str, tmp_path: P
         assert ours.step(members) == reference.step(members)
     drafts = {0: (4, 5), 1: (), 2: (7,)}.__getitem__
     assert ours.step(range(3), drafts=drafts) == reference.step(range(3), drafts=drafts)
+
+
+def test_latent_rows_are_read_by_triton(tmp_path: Path) -> None:
+    """Of a model with latent attention: its layers are torch's, its decode kernel is ours."""
+    from tests.engine.kernels.triton.interpreter import repair_interpreter
+
+    repair_interpreter()
+    make_model("youtu", tmp_path)
+    spec = load_spec(str(tmp_path))
+    plain = load_decoder(
+        str(tmp_path), spec, device="cpu", compute_dtype=torch.float32, layer_backend="torch"
+    )
+    cache = KvCache.allocate(spec, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32, "cpu")
+    attention = TritonAttention(spec, cache)
+    runner = TorchRunner(plain, cache, attention)
+    runner.use_graphs(DecodeGraphs(plain, attention, 64, run_eagerly))
+    ours = Sequences(runner, [3, 9])
+    reference = Sequences(make_plain((spec, plain), graphs=False), [3, 9])
+    for members in ([0, 1], [1]):
+        assert ours.step(members) == reference.step(members)

@@ -220,4 +220,6 @@ def why_no_steps_ahead(
         return "drafts follow from the tokens of the step before"
     if moves_blocks:
         return f"{moves_blocks} moves blocks that a step launched ahead may write to"
+    if graphs is not None and graphs.recurrent is not None:
+        return "states of recurrent layers are written in turns, by steps that are read first"
     return why_no_graphs if graphs is None else None

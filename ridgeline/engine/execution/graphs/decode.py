@@ -23,13 +23,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ridgeline.engine.attention.base import Attention
+from ridgeline.engine.adapters.registry import AdapterRegistry
+from ridgeline.engine.attention.base import Attend, Attention
+from ridgeline.engine.attention.states import StateCache, StatefulAttention, StatefulStep
 from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.execution.graphs.buckets import (
     MAX_ROWS,
@@ -121,7 +124,8 @@ class DecodeGraphs:
     """Computes whole decode steps from graphs; the runner's greedy path on a GPU.
 
     `max_len` is the longest sequence in tokens. The cache's last block is for padding. With
-    `keep_states`, the states that a call returns stay valid after the next step.
+    `keep_states`, the states that a call returns stay valid after the next step. `recurrent` holds
+    the states of recurrent layers (None: the model has none), `adapters` those that rows may use.
     """
 
     def __init__(
@@ -131,7 +135,10 @@ class DecodeGraphs:
         max_len: int,
         capture: Capture,
         max_rows: int = MAX_ROWS,
+        recurrent: StateCache | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
+        self.recurrent, self._adapters = recurrent, adapters
         self._decoder, self._attention, self._capture = decoder, attention, capture
         self.max_len, self._block_size = max_len, attention.cache.block_size
         self._padding_block = attention.cache.num_blocks - 1
@@ -165,6 +172,8 @@ class DecodeGraphs:
     def can_decode(self, runs: Sequence[Run]) -> bool:
         """Whether every row of a step is followed by a sampled token."""
         num_rows = 0
+        if self.recurrent is not None and any(run.start == 0 for run in runs):
+            return False  # their states are cleared first
         for run in runs:
             if len(run.tokens) != run.max_outputs or run.prompt_logprobs is not None:
                 return False
@@ -227,12 +236,21 @@ class DecodeGraphs:
     def _make(self, bucket: Bucket, runs: Sequence[Run]) -> tuple[StepInputs, Replay]:
         began_s = time.perf_counter()
         device = self._decoder.device
-        inputs = StepInputs(bucket, self._block_size, self._padding_block, device)
+        recurrent, adapters = self.recurrent, self._adapters
+        place_of = None if adapters is None else adapters.place_of
+        sizes = self._block_size, self._padding_block
+        inputs = StepInputs(bucket, *sizes, device, recurrent, place_of)
         inputs.fill(runs)
         step = self._attention.step(inputs.tables)
 
         def compute() -> StepOutputs:
-            x_RC = self._decoder.hidden(inputs.tokens_R, inputs.positions_R, self.max_len, step)
+            attend: Attend = step
+            if recurrent is not None:
+                attend = StatefulStep(step, recurrent.decoding(inputs.states_3R))
+            of_rows = nullcontext() if adapters is None else adapters.of_rows(inputs.adapters_R)
+            with of_rows:
+                args = inputs.tokens_R, inputs.positions_R, self.max_len, attend
+                x_RC = self._decoder.hidden(*args)
             logits_RV = self._decoder.head(x_RC)
             return StepOutputs(x_RC, logits_RV, first_largest(logits_RV))
 
@@ -257,18 +275,34 @@ def why_no_graphs(decoder: Decoder, attention: Attention) -> str | None:
     """Why decode steps cannot be captured; None if they can."""
     if decoder.device.type != "cuda":
         return f"the device is {decoder.device.type}"
-    if not isinstance(attention, TableAttention):
+    tables, _ = _parts(attention)
+    if not isinstance(tables, TableAttention):
         return "the attention backend has no block tables"
-    if attention.why_not_captured:
-        return attention.why_not_captured
+    if tables.why_not_captured:
+        return tables.why_not_captured
     if not all(experts.has_fixed_shapes for experts in routed_experts(decoder.body.blocks)):
         return "the rows of each expert are counted on the host"
     return None
 
 
-def make_decode_graphs(decoder: Decoder, attention: Attention, max_len: int) -> DecodeGraphs | None:
+def make_decode_graphs(
+    decoder: Decoder,
+    attention: Attention,
+    max_len: int,
+    adapters: AdapterRegistry | None = None,
+) -> DecodeGraphs | None:
     """Graphs of a decoder on a GPU; None where `why_no_graphs` has a reason."""
     if why_no_graphs(decoder, attention) is not None:
         return None
-    assert isinstance(attention, TableAttention)
-    return DecodeGraphs(decoder, attention, max_len, CudaCapture())
+    tables, recurrent = _parts(attention)
+    assert isinstance(tables, TableAttention)
+    return DecodeGraphs(
+        decoder, tables, max_len, CudaCapture(), recurrent=recurrent, adapters=adapters
+    )
+
+
+def _parts(attention: Attention) -> tuple[Attention, StateCache | None]:
+    """The attention over keys, and the states of recurrent layers."""
+    if isinstance(attention, StatefulAttention):
+        return attention.inner, attention.states
+    return attention, None

@@ -42,6 +42,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend, Attention
 from ridgeline.engine.attention.groups import GroupedAttention, GroupedStep
+from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.attention.tables import PackedInts, TableAttention, TableStep, slots_of
 from ridgeline.engine.execution.batch import sampled_rows
 from ridgeline.engine.execution.graphs.buckets import smallest_fitting
@@ -329,6 +330,23 @@ class _Boundary(TableStep):
 
         self._cuts(attend)
         return o_RHD
+
+    def attend_latent_stored(
+        self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp
+    ) -> Tensor:
+        like = q_THD.new_empty((*q_THD.shape[:2], up.value_HVR.shape[1]))
+        q_RHD, rows_RW, o_RHV = (
+            self._buffer(*pair) for pair in (("q", q_THD), ("rows", rows_TW), ("o", like))
+        )
+        q_RHD.copy_(q_THD)
+        rows_RW.copy_(rows_TW)
+
+        def attend(steps: Steps, n: int) -> None:
+            step = steps[self._group]
+            o_RHV[:n].copy_(step.attend_latent_stored(q_RHD[:n], rows_RW[:n], layer, up))
+
+        self._cuts(attend)
+        return o_RHV
 
 
 def table_groups(attention: Attention) -> tuple[TableAttention, ...]:
