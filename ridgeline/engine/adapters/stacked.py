@@ -37,13 +37,16 @@ class _SiteStack:
         dtype: torch.dtype,
     ) -> None:
         num_in = next(iter(shapes.values()))[1]
-        sizes = {"device": device, "dtype": dtype}
-        self.down_LKRI = torch.zeros((num_adapters, len(shapes), rank, num_in), **sizes)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, device=device, dtype=dtype)
+
+        self.down_LKRI = zeros(num_adapters, len(shapes), rank, num_in)
         self.up_LRO: dict[str, Tensor] = {}
         self.columns: dict[str, slice] = {}
         at = 0
         for key, (num_out, _) in shapes.items():
-            self.up_LRO[key] = torch.zeros((num_adapters, rank, num_out), **sizes)
+            self.up_LRO[key] = zeros(num_adapters, rank, num_out)
             self.columns[key] = slice(at, at + num_out)
             at += num_out
 

@@ -221,5 +221,5 @@ def why_no_steps_ahead(
     if moves_blocks:
         return f"{moves_blocks} moves blocks that a step launched ahead may write to"
     if graphs is not None and graphs.recurrent is not None:
-        return "states of recurrent layers are written in turns, by steps that are read first"
+        return "states of recurrent layers alternate between two versions, one step at a time"
     return why_no_graphs if graphs is None else None
