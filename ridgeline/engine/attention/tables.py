@@ -294,14 +294,14 @@ class MixedStep(TableStep):
         runs: Sequence[Run],
         long_runs: Sequence[tuple[Run, range]],
         slots_T: Tensor,
-        prompts: Sequence[slice],
         decode: tuple[Tensor, DecodeTables] | None,
         chunks: tuple[Tensor, ChunkTables] | None,
         spans: tuple[Tensor, ChunkTables] | None,
     ) -> None:
         super().__init__(owner, slots_T)
-        self.prompts, self.decode, self.chunks, self.spans = prompts, decode, chunks, spans
+        self.decode, self.chunks, self.spans = decode, chunks, spans
         self.long_runs = long_runs
+        self.prompts = [slice(own.start, own.stop) for run, own in long_runs if run.start == 0]
         self.gathered = _Lazy(owner, runs)
 
     def attend_stored(
@@ -429,11 +429,10 @@ def _pack_mixed(
     spans = _with_rows(prompts + others if prompts else [], _pack_chunks, size, ints)
 
     def build(packed: Tensor, slots_T: Tensor) -> MixedStep:
-        own = [slice(rows.start, rows.stop) for _, rows in prompts]
         later = chunks(packed, slots_T)
         every = spans(packed, slots_T) if prompts else later
         decoding, long_runs = decode(packed, slots_T), [*prompts, *others]
-        return MixedStep(owner, runs, long_runs, slots_T, own, decoding, later, every)
+        return MixedStep(owner, runs, long_runs, slots_T, decoding, later, every)
 
     return build
 
