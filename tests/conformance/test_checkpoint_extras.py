@@ -213,6 +213,33 @@ def test_a_modelopt_directory_is_read_from_its_own_file(tmp_path: Path) -> None:
     torch.testing.assert_close(logits_of(tmp_path), theirs(model), rtol=1e-3, atol=1e-3)
 
 
+def test_ministral_3_is_read_as_it_is_published(tmp_path: Path) -> None:
+    """Within an image model, in FP8 with one scale per weight; static scales of inputs are left."""
+    model = make_model("mistral3-scaled", tmp_path)
+
+    def quantise(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if "language_model" in name and "_proj." in name]:
+            module = name.removesuffix(".weight")
+            scale = (tensors[name].abs().max() / 400).bfloat16()
+            tensors[name] = (tensors[name] / scale.float()).to(torch.float8_e4m3fn)
+            tensors[f"{module}.weight_scale_inv"] = scale
+            tensors[f"{module}.activation_scale"] = torch.tensor(0.1)
+            inside = name.replace("language_model.model.", "model.language_model.")
+            model.get_parameter(inside).data.copy_(tensors[name].float() * scale.float())
+
+    change_weights(tmp_path, quantise)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "activation_scheme": "static",
+        "dequantize": False,
+        "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+        "weight_block_size": None,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(logits_of(tmp_path), theirs(model), rtol=1e-3, atol=1e-3)
+
+
 def test_quantised_models_keep_tokenizer_templates_and_ends(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     make_model("llama", source)

@@ -39,6 +39,27 @@ def test_parameters_are_those_that_were_published(name: str) -> None:
     assert counted == pytest.approx(published["params_b"], rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("olmoe-1b-7b", 6.92),
+        ("dots.llm1", 142),
+        ("mellum2-12b-a2.5b", 12.1),
+        ("k-exaone-236b-a23b", 236),
+        ("solar-open-100b", 102),
+        ("youtu-llm-2b", 1.96),
+        ("glm-4-9b-chat", 9.4),
+        ("cwm", 32.6),
+        ("ministral-3-3b", 3.4),
+        ("ministral-3-8b", 8.5),
+        ("ministral-3-14b", 13.5),
+        ("mistral-small-4-119b", 119),
+    ],
+)
+def test_parameters_of_recent_shapes(name: str, billions: float) -> None:
+    assert num_params(load_planning_spec(name)) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
 def test_names_are_in_lower_case_so_that_any_spelling_finds_them() -> None:
     assert [name for name in known_shapes() if name != name.lower()] == []
     shape, repository = (load_planning_spec(n) for n in ("gemma-4-31b", "google/Gemma-4-31B-it"))

@@ -222,7 +222,13 @@ def test_written_file_holds_the_model_that_it_was_made_of(case: str, tmp_path: P
     assert (logits(name) - truth).norm() < 0.25 * truth.norm()
 
 
-@pytest.mark.parametrize("name", ["kimi-k2", "kimi-k2.5", "ministral-3-3b", "ministral-3-14b"])
+PUBLISHED = (
+    "kimi-k2", "kimi-k2.5", "ministral-3-3b", "ministral-3-14b", "olmoe-1b-7b", "dots.llm1",
+    "k-exaone-236b-a23b", "solar-open-100b", "youtu-llm-2b", "glm-4-9b-chat",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_can_be_said_in_gguf(name: str, tmp_path: Path) -> None:
     """Kimi K2's header describes a file of a terabyte, which is not made."""
     config = planning_config(name)
