@@ -300,7 +300,9 @@ class RouteOptions(Section, frozen=True, kw_only=True):
     ] = ()
     decode_backend: Annotated[
         tuple[str, ...],
-        About("Server with --disaggregation-mode decode (repeatable).", metavar="URL", since="0.3"),
+        About(
+            "Server that decodes, Ridgeline's or vLLM's (repeatable).", metavar="URL", since="0.3"
+        ),
     ] = ()
     prefill_backend: Annotated[
         tuple[str, ...],
