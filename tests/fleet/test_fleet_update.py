@@ -23,6 +23,7 @@ class Cluster:
             setattr(self, name, self)
         monkeypatch.setattr(deploy, "import_ray", lambda: self)
         monkeypatch.setattr(deploy, "_this_node", lambda: None)
+        monkeypatch.setattr(deploy, "_start_serve", lambda: None)
         monkeypatch.setattr(deploy, "_applications", lambda: set(self.running))
         monkeypatch.setattr(deploy, "_has_room", lambda model, count: count <= self.room)
         monkeypatch.setattr(deploy, "run_model", self.run_model)

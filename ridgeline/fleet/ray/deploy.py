@@ -98,6 +98,7 @@ def deploy(fleet: FleetFile) -> list[str]:
         .remote(fleet.host, fleet.port, fleet.route)
     )
     ray.get(gateway.status.remote())
+    _start_serve()
     known = _applications()
     leaving = sorted(known - {PREFIX + model.name for model in fleet.models})
     new = [model for model in fleet.models if PREFIX + model.name not in known]
@@ -109,6 +110,15 @@ def deploy(fleet: FleetFile) -> list[str]:
         run_model(model, fleet, host)
     ray.get(gateway.follow_load.remote(fleet, host))
     return leaving
+
+
+def _start_serve() -> None:
+    """Ray Serve without its own proxies, which would take port 8000 of every machine for nothing;
+    one that runs already stays as it is."""
+    import_ray()
+    from ray import serve
+
+    serve.start(proxy_location="Disabled")
 
 
 def _this_node() -> Any:
