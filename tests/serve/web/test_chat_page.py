@@ -145,7 +145,7 @@ def test_answer_that_was_cut_off_says_so(page: Page) -> None:
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [320, 390, 1280])
 def test_chat_fits_the_width(page: Page, width: int, tmp_path: Path) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     answer_with(page, sse([{"content": MARKDOWN}]))
@@ -155,6 +155,7 @@ def test_chat_fits_the_width(page: Page, width: int, tmp_path: Path) -> None:
     for selector in ("#send", "#clear", "#history", ".knobs summary"):
         box = page.locator(selector).bounding_box()
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width, selector
+        assert box["width"] > 150 or selector != "#history", "its title can be read"
 
 
 @needs_browser

@@ -175,6 +175,23 @@ def test_configuration_shows_reasons(page: Page) -> None:
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [320, 390])
+def test_values_of_long_settings_can_be_read_on_a_phone(page: Page, url: str, width: int) -> None:
+    given = httpx.get(f"{url}/ridgeline/config").json()
+    given["settings"] |= {"disaggregation_transfer_backend": "automatic", "model": "a/b/" * 40}
+    given["derivations"] |= {"kv_cache_memory_bytes": "a_long_word_without_blanks_" * 6}
+    page.route("**/ridgeline/config", lambda route: route.fulfill(json=given))
+    page.set_viewport_size({"width": width, "height": 800})
+    page.reload()
+    page.click("text=Configuration")
+    cells = page.locator("#settings tbody td")
+    expect(cells.nth(1)).to_be_visible()
+    for index in range(cells.count()):
+        box = cells.nth(index).bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width, index
+
+
+@needs_browser
 def test_page_asks_for_the_key(browser: Browser) -> None:
     with serving(create_app(FakeEngine(), ServerOptions(api_key="secret"))) as url:
         page = browser.new_page()
