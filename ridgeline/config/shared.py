@@ -74,14 +74,14 @@ INPUT_LEN = About(
     "Prompt tokens of a request.",
     unit=TOKENS,
     range=Range(1, MAX_LENGTH),
-    old_names=("isl",),
+    old_names=("random-input-len", "isl"),
     since="0.2",
 )
 OUTPUT_LEN = About(
     "Output tokens of a request.",
     unit=TOKENS,
     range=Range(1, MAX_LENGTH),
-    old_names=("osl",),
+    old_names=("random-output-len", "osl"),
     since="0.2",
 )
 PREFIX_LEN = About(

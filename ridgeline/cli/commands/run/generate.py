@@ -19,6 +19,10 @@ def generate(call: Invocation) -> None:
     With --json, one record of both goes to stdout when the answer is complete.
     """
     options = call.read(GenerateOptions)
+    if options.model is None:
+        from ridgeline.workflows.text.prompt_check import check_is_no_model  # not for `--help`
+
+        check_is_no_model(options.prompt)
     sampling = Sampling(
         max_tokens=options.max_tokens,
         temperature=options.temperature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -39,6 +40,7 @@ SHARES = {
     "fluidity": ("tokens in time under the SLO (%)", 100.0),
 }
 MAX_ERRORS = 3
+_LEADING_ZEROS = re.compile(r"(?<=[=>])0+(?=\d)")  # which make names of lengths sort
 HELD_BACK_S = 0.010  # the client delayed requests by more than this: show latencies from the send
 
 
@@ -203,7 +205,7 @@ def _groups(
     for kind, part in split(run, key).items():
         summary = summarise(part, options.slo)
         table.add_row(
-            kind,
+            _LEADING_ZEROS.sub("", kind),
             str(summary.num_requests),
             *(
                 _ms(values.p(50)) if values else "–"

@@ -1,0 +1,31 @@
+"""A prompt behind a model that may be left out must not be the model."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from ridgeline.errors import BadInput
+from ridgeline.hub.registry_models import registry_models
+from ridgeline.modelspec.checkpoints.locate import is_built_in
+
+
+def check_is_no_model(prompt: str) -> None:
+    """BadInput for a prompt that names a model: the prompt was left out, and another model would
+    answer its name."""
+    is_name = is_built_in(prompt) or prompt in registry_models()
+    is_line = "\n" not in prompt and len(prompt) < 1000
+    if is_name or (is_line and _is_model_file(Path(prompt))):
+        raise BadInput(
+            "generate needs a prompt after the model",
+            value=prompt,
+            fix=f'ridgeline generate {shlex.quote(prompt)} "def fib(n):"; to send this text, name'
+            " a model before it",
+        )
+
+
+def _is_model_file(path: Path) -> bool:
+    try:
+        return (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file()
+    except (OSError, ValueError):  # no name that a file can have
+        return False
