@@ -58,6 +58,11 @@ def parse_duration(text: str) -> float:
     )
 
 
+def _plain(number: float) -> str:
+    """A number with its decimals, if it has any, and never with an exponent."""
+    return f"{number:,.0f}" if number == int(number) else f"{number:,g}"
+
+
 class Range(msgspec.Struct, frozen=True):
     """The values that a number may have; `minimum` itself only unless `exclusive`."""
 
@@ -89,7 +94,7 @@ class Range(msgspec.Struct, frozen=True):
 
     @property
     def _upper(self) -> str:
-        return f"<= {int(self.maximum):,}" if self.maximum < inf else "a finite number"
+        return f"<= {_plain(self.maximum)}" if self.maximum < inf else "a finite number"
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):

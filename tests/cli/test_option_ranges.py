@@ -97,3 +97,8 @@ def test_api_calls_have_the_same_ranges() -> None:
 
 def test_request_rate_may_be_infinite() -> None:
     assert BenchOptions().request_rate == inf
+
+
+def test_bounds_keep_their_decimals() -> None:
+    assert Range(0, 0.5).bound_of(0.6) == "<= 0.5"
+    assert Range(1, 4_000_000).bound_of(5e6) == "<= 4,000,000"
