@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.config.commands import COMMANDS
-from ridgeline.config.rules import RULES, Displaces, Fixed, Needs, Restricts, Rule
+from ridgeline.config.rules import RULES, Displaces, Fixed, Needs, Restricts
 from tests.cli.command_line import NEEDED, SHAPE, refused
 
 VALUES = {
@@ -87,15 +87,19 @@ def test_an_option_is_refused_with_one_that_displaces_it(
     capsys: pytest.CaptureFixture[str], command: str, name: str, others: tuple[str, ...]
 ) -> None:
     known = COMMANDS[command].options
-    partners = [rule.others[0] for rule in RULES[command] if is_need_of(rule, name)]
     for other in others[:4]:
-        words = [word for each in (name, *partners, other) for word in typed(command, each)]
+        given = with_what_they_need(command, [name])
+        words = [word for each in (*given, other) for word in typed(command, each)]
         args = [command, *needed_without(command, name), *words]
         refused(capsys, args, f"{known[other].flag} has no effect with")
 
 
-def is_need_of(rule: Rule, name: str) -> bool:
-    return isinstance(rule, Needs) and rule.option == name
+def with_what_they_need(command: str, names: list[str]) -> list[str]:
+    """The options, those that they need, and what these need."""
+    for rule in RULES[command]:
+        if isinstance(rule, Needs) and rule.option in names and not {*rule.others} & {*names}:
+            return with_what_they_need(command, [*names, rule.others[0]])
+    return names
 
 
 def needed_without(command: str, name: str) -> list[str]:
