@@ -17,7 +17,7 @@ from ridgeline.measure.metrics.summary import summarise
 from ridgeline.measure.report.bench_page import RunSeries, bench_page
 from ridgeline.measure.report.charts import SweepPoint
 from ridgeline.measure.report.chrome_trace import chrome_trace
-from ridgeline.records import Slo
+from ridgeline.records import MachineLoad, Slo
 from ridgeline.workflows.bench.bench_series import (
     SeriesPlan,
     figures_of,
@@ -109,6 +109,15 @@ def test_the_page_escapes_what_came_from_outside(request_trace, run_trace):
     )
     assert "<b>no" not in page and "<i>x" not in page and "&lt;b&gt;no" in page
     assert "knee 1/s" in page
+
+
+def test_page_of_a_busy_machine_says_so_first(request_trace, run_trace):
+    quiet = run_trace([request_trace()])
+    load = MachineLoad(others_share=0.4, waited_share=0.4)
+    busy = msgspec.structs.replace(quiet, machine_load=load)
+    said = "The machine was busy: other work took 40% of the CPU"
+    assert said in bench_page(busy, summarise(busy), None)
+    assert "machine was busy" not in bench_page(quiet, summarise(quiet), None)
 
 
 def test_chrome_trace_reuses_rows_of_finished_requests(request_trace, run_trace, step_stat):

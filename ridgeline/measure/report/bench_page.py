@@ -74,7 +74,6 @@ def bench_page(
 ) -> str:
     """`run` and `summary` are shown in full, after the `series` if there were several runs."""
     facts = f"{run.workload} · {run.arrivals} · seed {run.seed} · {run.duration_s:.1f} s"
-    unserved = summary.num_requests - summary.num_ok
     points = sorted(series.points, key=lambda point: point.rate)
     stride = timeline_stride(run)
     return render_page(
@@ -82,7 +81,7 @@ def bench_page(
         title=f"Ridgeline: {run.target}",
         eyebrow=f"Ridgeline · {facts}",
         heading=run.target,
-        lede=f"{summary.num_ok} requests served" + (f", {unserved} not." if unserved else "."),
+        lede=_lede(run, summary),
         headlines=_tiles(summary, cost),
         latency_chart=latency_figure(points, series.knee),
         throughput_chart=throughput_figure(points),
@@ -93,12 +92,27 @@ def bench_page(
         timeline_intro="One line per request: grey until its first token, blue while tokens came, "
         "red if it failed." + (f" One request in {stride} is shown." if stride > 1 else ""),
         monitors=[
-            (monitor.title[:1].upper() + monitor.title[1:], HtmlTable(rows=monitor.rows))
+            (
+                monitor.title[:1].upper() + monitor.title[1:],
+                HtmlTable(rows=monitor.rows, num_text=3),  # names, figures, remarks
+            )
             for monitor in monitors
         ],
         costs=_costs(cost),
         costs_intro="" if cost is None else f"At ${cost.dollars_per_hour:g} an hour.",
         warnings=_warnings(run, summary),
+    )
+
+
+def _lede(run: RunTrace, summary: Summary) -> str:
+    """How many requests were served; first of all that the figures are not about the server."""
+    unserved = summary.num_requests - summary.num_ok
+    served = f"{summary.num_ok} requests served" + (f", {unserved} not." if unserved else ".")
+    if run.machine_load is None or not run.machine_load.is_busy:
+        return served
+    return (
+        f"The machine was busy: other work took {run.machine_load.taken_share:.0%} of the CPU"
+        f" during the run, and these figures describe that more than the server. {served}"
     )
 
 
