@@ -26,8 +26,9 @@ WeightKind kind_of(const std::string& name) {
   if (name == "bf16") return WeightKind::kBf16;
   if (name == "fp32") return WeightKind::kFp32;
   if (name == "int8_groups") return WeightKind::kInt8Groups;
+  if (name == "int8_sparse24") return WeightKind::kInt8Sparse24;
   throw std::invalid_argument("unknown kind " + name +
-                              "; known: int4, int8, int8_groups, bf16, fp32");
+                              "; known: int4, int8, int8_groups, int8_sparse24, bf16, fp32");
 }
 
 PackedWeight shape_of(const std::string& kind, int num_out, int num_in, int group) {
@@ -54,6 +55,9 @@ void pack(const std::string& kind, uintptr_t q, int num_out, int num_in, int gro
   const PackedWeight w = shape_of(kind, num_out, num_in, group);
   require(q && lines && num_bytes == w.num_panels() * w.panel_bytes(),
           "q and lines need memory of their sizes");
+  require(w.kind != WeightKind::kInt8Sparse24 ||
+              is_two_of_four(reinterpret_cast<const int8_t*>(q), num_out, num_in),
+          "more than two of four adjacent weights are not zero");
   nb::gil_scoped_release release;
   pack_lines(w, reinterpret_cast<const void*>(q), reinterpret_cast<uint8_t*>(lines));
 }
@@ -138,7 +142,7 @@ std::unique_ptr<Rows> quantise(WeightKind kind, uintptr_t x, int64_t x_stride, i
                                const std::string& isa) {
   auto out = std::make_unique<Rows>(kind, num_rows, num_in, group);
   require(num_threads > 0 && row_scale >= 0, "num_threads or row_scale out of range");
-  require(row_scale == 0 || kind == WeightKind::kInt8,
+  require(row_scale == 0 || kind == WeightKind::kInt8 || kind == WeightKind::kInt8Sparse24,
           "only int8 takes rows of one scale that is fixed beforehand");
   if (num_rows == 0) return out;
   require(x && (x_stride >= num_in || num_rows == 1), "x needs memory, and rows must not overlap");

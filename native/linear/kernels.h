@@ -5,6 +5,7 @@
 #include "linear/linear.h"
 #include "linear/panels.h"
 #include "linear/rows.h"
+#include "linear/sparse24.h"
 #include "simd/simd.h"
 
 namespace ridgeline {
@@ -20,6 +21,8 @@ struct Kernels {
       case WeightKind::kInt8: return multiply_with_block_size<Int8>(a, first_panel, end_panel);
       case WeightKind::kBf16: return multiply_with<typename V::Bf16>(a, first_panel, end_panel);
       case WeightKind::kFp32: return multiply_with<typename V::Fp32>(a, first_panel, end_panel);
+      case WeightKind::kInt8Sparse24:
+        return multiply_expanded(a, first_panel, end_panel, expand_block, multiply);
       case WeightKind::kInt8Groups:
         return a.weight.group < kBlock
                    ? multiply_with<GroupedInt8<Int8, kBlock / 2>>(a, first_panel, end_panel)

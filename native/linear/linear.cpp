@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "linear/sparse24.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -90,6 +92,45 @@ void pack_row(const PackedWeight& w, int n, const void* q, uint8_t* lines) {
       memcpy(lines + at.byte, static_cast<const uint16_t*>(q) + row + k, 2);
     }
   }
+}
+
+// Four adjacent inputs of an output of int8_sparse24: a half byte of the block's mask, and two bytes.
+struct SparseFour {
+  int64_t mask, kept;  // bytes of the lines
+  int shift;           // of the half byte
+
+  SparseFour(const PackedWeight& w, int n, int four) {
+    const int64_t block = n / kPanel * w.panel_bytes() +
+                          static_cast<int64_t>(four / kSparseLines) * kSparseBlockBytes;
+    const int line = four % kSparseLines, o = n % kPanel;
+    mask = block + 8 * line + o / 2;
+    shift = 4 * (o % 2);
+    kept = block + kSparseMaskBytes + kLineBytes / 2 * line + 2 * o;
+  }
+};
+
+void pack_sparse_row(const PackedWeight& w, int n, const int8_t* q, uint8_t* lines) {
+  for (int four = 0; four < w.padded_in() / 4; ++four) {
+    int8_t own[4] = {};
+    for (int j = 0; j < 4 && 4 * four + j < w.num_in && n < w.num_out; ++j)
+      own[j] = q[static_cast<int64_t>(n) * w.num_in + 4 * four + j];
+    int mask = 0, count = 0;
+    for (bool zeros : {false, true})  // zeros are stored where fewer than two are not
+      for (int j = 0; j < 4; ++j)
+        if (count < 2 && (own[j] == 0) == zeros) mask |= 1 << j, ++count;
+    const SparseFour at(w, n, four);
+    lines[at.mask] |= static_cast<uint8_t>(mask << at.shift);
+    uint8_t* kept = lines + at.kept;
+    for (int j = 0; j < 4; ++j)
+      if (mask >> j & 1) *kept++ = static_cast<uint8_t>(own[j] + 128);
+  }
+}
+
+int sparse_value(const PackedWeight& w, int n, int k) {
+  const SparseFour at(w, n, k / 4);
+  const int mask = w.lines[at.mask] >> at.shift & 15, j = k % 4;
+  if (!(mask >> j & 1)) return 0;
+  return w.lines[at.kept + __builtin_popcount(mask & ((1 << j) - 1))] - 128;
 }
 
 // The index of an output's group (or span), of `num` per panel, in arrays [panels][num][16].
@@ -301,14 +342,43 @@ void pack_lines(const PackedWeight& shape, const void* q, uint8_t* lines) {
 #pragma omp parallel for schedule(static)
   for (int p = 0; p < panels; ++p) {
     memset(lines + p * shape.panel_bytes(), pad, static_cast<size_t>(shape.panel_bytes()));
+    if (shape.kind == WeightKind::kInt8Sparse24) {
+      for (int n = p * kPanel; n < (p + 1) * kPanel; ++n)
+        pack_sparse_row(shape, n, static_cast<const int8_t*>(q), lines);
+      continue;
+    }
     for (int n = p * kPanel; n < std::min((p + 1) * kPanel, shape.num_out); ++n)
       pack_row(shape, n, q, lines);
   }
 }
 
+bool is_two_of_four(const int8_t* q, int num_out, int num_in) {
+  for (int n = 0; n < num_out; ++n, q += num_in)
+    for (int four = 0; four < num_in; four += 4) {
+      int count = 0;
+      for (int k = four; k < std::min(four + 4, num_in); ++k) count += q[k] != 0;
+      if (count > 2) return false;
+    }
+  return true;
+}
+
+uint8_t* thread_lines(int64_t bytes) {
+  thread_local Buffer memory;
+  thread_local int64_t size = 0;
+  if (size < bytes) {
+    memory = buffer(bytes);
+    size = bytes;
+  }
+  return static_cast<uint8_t*>(memory.get());
+}
+
 void unpack_row(const PackedWeight& w, int row, float* to) {
   const float factor = w.factors ? w.factors[row] : 1.0f;
   for (int k = 0; k < w.num_in; ++k) {
+    if (w.kind == WeightKind::kInt8Sparse24) {
+      to[k] = static_cast<float>(sparse_value(w, row, k)) * factor;
+      continue;
+    }
     const Place at = place_of(w, row, k);
     if (has_groups(w.kind)) {
       const float y =

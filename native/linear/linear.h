@@ -13,13 +13,17 @@
 //   is
 //         q * scale.
 //   int8_groups  Lines as for int8, q from -128. The weight is q * scale, or q * scale + min.
+//   int8_sparse24  int8 of which two of every four inputs are stored: a block of 8 lines of int8
+//         takes 5, kSparseBlockBytes. First a bit for each byte of the 8 lines, 64 to a line of
+//         int8, set where the byte is stored; then 32 bytes for each line, the stored ones in
+//         order. All other weights are zero.
 //   bf16  A line is 16 outputs x 2 inputs; 16-bit word 2*o + j is the weight.
 //   fp32  A line is 16 outputs x 1 input; float o is the weight.
 // int4 and int8_groups have scales (fp16 [panels][spans][16]), optional minima of the same shape,
 // optional int4 zeros (u8 [panels][groups][16]) and a factor per output, a power of two that keeps
 // every scale a normal fp16 number. int8 has only the factor: it is the scale. A span is one group;
 // or, where there are steps (s8 [panels][groups][16]), several, and the scale of a group is
-// scale * step, its minimum min * min_step. (These are the scales of scales of GGUF's K-quants;
+// scale * step, its minimum min * min_step. int8_sparse24 is like int8. (These are the scales of scales of GGUF's K-quants;
 // exact in float32.)
 //
 // ROW LAYOUT (QuantRows; floats likewise). Blocks of 32 inputs, in each all rows:
@@ -35,7 +39,7 @@
 //   int4, int8_groups  Per group an exact int32 sum. Then, groups ascending from y = 0:
 //         y = fma(float(sum), scale_w * scale_x, y), and with minima
 //         y = fma(min, float(sum_x) * scale_x, y). At the end y * factor + bias, rounded twice.
-//   int8  One exact int32 sum; y = float(sum) * (factor * scale_x); then + bias.
+//   int8, int8_sparse24  One exact int32 sum; y = float(sum) * (factor * scale_x); then + bias.
 //   bf16, fp32  y = fma(x_k, w_k, y), k ascending from y = 0; then + bias. A weight that bfloat16
 //         holds exactly gives the same bits in both. The exception is bf16 on AMX: its products are
 //         exact as well but summed in the tiles' own order (amx/bf16x3.h), which does not depend on
@@ -55,6 +59,9 @@
 namespace ridgeline {
 
 constexpr int kPanel = 16, kBlock = 32, kLineBytes = 64;
+constexpr int kSparseLines = 8;  // of int8, in a block of int8_sparse24
+constexpr int kSparseMaskBytes = 8 * kSparseLines;
+constexpr int kSparseBlockBytes = kSparseMaskBytes + kSparseLines * kLineBytes / 2;
 constexpr int kMaxInputs = 1 << 16;  // 65536 * 255 * 127 < 2^31
 constexpr int kMaxZero = 128;        // int4: so that a weight minus its zero is a signed byte
 constexpr int kMaxInt4Value = 120;   // see max_row_value
@@ -63,7 +70,7 @@ constexpr int kMaxDigits = 3;
 // 1.5 * 2^23: integers below 2^22 in size that are added to it stay exact.
 constexpr float kIntegerOffset = 12582912.0f;
 
-enum class WeightKind { kInt4, kInt8, kBf16, kFp32, kInt8Groups };
+enum class WeightKind { kInt4, kInt8, kBf16, kFp32, kInt8Groups, kInt8Sparse24 };
 
 // Whether scales belong to groups of inputs rather than to outputs.
 inline bool has_groups(WeightKind kind) {
@@ -113,6 +120,7 @@ struct PackedWeight {
   int bits() const {
     switch (kind) {
       case WeightKind::kInt4: return 4;
+      case WeightKind::kInt8Sparse24: return 5;
       case WeightKind::kBf16: return 16;
       case WeightKind::kFp32: return 32;
       default: return 8;
@@ -220,9 +228,11 @@ void quantise_digits(const LinearOps& ops, const QuantRows& to, int digits, cons
                      float* rest);
 
 // Packs `q` [N, K] into `lines`, which has num_panels * panel_bytes bytes. `q` holds 0..15 for int4
-// (one per byte), -127..127 for int8, bfloat16 words for bf16, floats for fp32. Padding is written
-// as weights of value zero.
+// (one per byte), -127..127 for int8 and int8_sparse24, bfloat16 words for bf16, floats for fp32.
+// Padding is written as weights of value zero. int8_sparse24 needs is_two_of_four.
 void pack_lines(const PackedWeight& shape, const void* q, uint8_t* lines);
+// Whether at most two of every four adjacent inputs are not zero.
+bool is_two_of_four(const int8_t* q, int num_out, int num_in);
 // One row of the weight as floats: an embedding lookup.
 void unpack_row(const PackedWeight& weight, int row, float* to);
 

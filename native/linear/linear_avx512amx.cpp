@@ -3,11 +3,16 @@
 #include "linear/amx/gemv.h"
 #include "linear/engines_avx512.h"
 #include "linear/kernels.h"
+#include "linear/sparse24_avx512.h"
 
 namespace ridgeline {
 namespace {
 
+void multiply(const LinearArgs& a, int first_panel, int end_panel);
+
 bool multiply_by_tiles(const LinearArgs& a, int first_panel, int end_panel) {
+  if (a.weight.kind == WeightKind::kInt8Sparse24)
+    return try_sparse24<Avx512Amx, kGemvDelay>(a, first_panel, end_panel, multiply);
   if (a.weight.kind == WeightKind::kBf16) {
     multiply_bf16x3(a, first_panel, end_panel);
     return true;

@@ -43,6 +43,19 @@ inline __m512i dot_i16(__m512i sum, __m512i a, __m512i b) {
   return sum;
 }
 
+// Whether expand_bytes runs here (VBMI2: Intel's cores from Ice Lake on, AMD's from Zen 4 on).
+inline bool has_byte_expand() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512vbmi2");
+}
+// `background`, its bytes whose bit is set replaced by those of `kept` in order; at most 32 bits.
+inline __m512i expand_bytes(__m512i background, uint64_t mask, __m256i kept) {
+  asm("vpexpandb %1, %0%{%2%}"
+      : "+v"(background)
+      : "v"(_mm512_castsi256_si512(kept)), "Yk"(static_cast<__mmask64>(mask)));
+  return background;
+}
+
 // The first `count` of up to 16 numbers, zeros behind them.
 inline __m512 load_first(const float* from, int count) {
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);

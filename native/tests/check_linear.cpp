@@ -54,6 +54,21 @@ float half_value(uint16_t h) {
   return h & 0x8000 ? -size : size;
 }
 
+bool is_int8(WeightKind kind) {
+  return kind == WeightKind::kInt8 || kind == WeightKind::kInt8Sparse24;
+}
+
+// Sets at least two of every four inputs to zero.
+void keep_two_of_four(const Case& c, std::vector<uint8_t>& q) {
+  for (int n = 0; n < c.num_out; ++n)
+    for (int k = 0; k < c.num_in; k += 4) {
+      int mask = 0;
+      for (int i = pick(2, 3); i > 0; --i) mask |= 1 << pick(0, 3);
+      for (int left = 2, j = 0; j < 4 && k + j < c.num_in; ++j)
+        if (!(mask >> j & 1) || left-- <= 0) q[static_cast<size_t>(n) * c.num_in + k + j] = 0;
+    }
+}
+
 void fill(const Case& c, TestWeight& m) {
   PackedWeight& w = m.w;
   w.kind = c.kind;
@@ -87,7 +102,7 @@ void fill(const Case& c, TestWeight& m) {
     if (c.kind == WeightKind::kInt8Groups)
       q[i] = static_cast<uint8_t>(
           static_cast<int8_t>(c.extreme ? (pick(0, 1) ? 127 : -128) : pick(-128, 127)));
-    if (c.kind == WeightKind::kInt8)
+    if (is_int8(c.kind))
       q[i] = static_cast<uint8_t>(
           static_cast<int8_t>(c.extreme ? (pick(0, 1) ? 127 : -127) : pick(-127, 127)));
     if (c.kind == WeightKind::kBf16) {
@@ -99,6 +114,7 @@ void fill(const Case& c, TestWeight& m) {
       memcpy(&q[4 * i], &x, 4);
     }
   }
+  if (c.kind == WeightKind::kInt8Sparse24) keep_two_of_four(c, q);
   pack_lines(w, q.data(), lines);
   w.lines = lines;
   if (has_groups(c.kind)) w.scales = m.scales.data();
@@ -130,7 +146,7 @@ void fill(const Case& c, TestWeight& m) {
                    : 0;
         slack = 1e-6 * (fabs(expected) + fabs(low)) * m.factors[n];
         expected = (expected + low) * m.factors[n];
-      } else if (c.kind == WeightKind::kInt8) {
+      } else if (is_int8(c.kind)) {
         expected = static_cast<int8_t>(q[i]) * static_cast<double>(m.factors[n]);
       } else if (c.kind == WeightKind::kFp32) {
         float kept;
@@ -344,18 +360,18 @@ int main() {
         check({WeightKind::kInt4, size[0], size[1], 32, false, true, extreme, true, 8}, variants,
               num_rows),
             ++cases;
-        check({WeightKind::kInt8, size[0], size[1], 0, false, extreme, extreme}, variants,
-              num_rows),
-            ++cases;
+        for (WeightKind kind : {WeightKind::kInt8, WeightKind::kInt8Sparse24})
+          check({kind, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
         for (int digits : {2, 3}) {
           const int group = digits == 2 ? 32 : 128, small = digits == 2 ? 16 : 64;
           check(
               {WeightKind::kInt4, size[0], size[1], group, extreme, true, false, false, 0, digits},
               variants, num_rows),
               ++cases;
-          check({WeightKind::kInt8, size[0], size[1], 0, false, extreme, extreme, false, 0, digits},
-                variants, num_rows),
-              ++cases;
+          for (WeightKind kind : {WeightKind::kInt8, WeightKind::kInt8Sparse24})
+            check({kind, size[0], size[1], 0, false, extreme, extreme, false, 0, digits}, variants,
+                  num_rows),
+                ++cases;
           check({WeightKind::kInt8Groups, size[0], size[1], small, false, true, false, extreme, 2,
                  digits},
                 variants, num_rows),

@@ -34,10 +34,10 @@ DraftMethod = Literal[
 ]
 MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
 KV, SCHEDULING, EXECUTION = "KV cache", "Scheduling", "Execution"
-PARALLELISM = "Parallelism"
+PARALLELISM, ADAPTERS = "Parallelism", "Adapters"
 RANKS = Range(1, 64)
-ADAPTERS = "Adapters"
 MAX_THREADS = 1024  # more than any machine has; each takes memory when it starts
+WeightFormat = Literal["int8", "int4", "fp8", "nvfp4", "sparse-24", "sparse-24-int8", "bf16"]
 
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +89,7 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["int8", "int4", "fp8", "nvfp4", "sparse-24", "bf16"] | None,
+        WeightFormat | None,
         About(
             "Quantise the layers' weights when loading, rounding to nearest. `ridgeline quantize` "
             "loses less accuracy at 4 bits.",
@@ -498,7 +498,7 @@ class EngineSettings(TypedDict, total=False):
     """
 
     generation_config: str
-    quantization: Literal["int8", "int4", "fp8", "nvfp4", "sparse-24", "bf16"] | None
+    quantization: WeightFormat | None
     lm_head_quantization: Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None
     activations: Literal["int8", "int16", "float32"]
     enable_prefix_caching: bool

@@ -6,9 +6,10 @@ all its ancestors apply. Everything is read below a `root` folder, so that tests
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -94,8 +95,17 @@ def cpu_model(root: Path = ROOT) -> str:
 def isa_flags(root: Path = ROOT) -> tuple[str, ...]:
     """Instruction sets that matter for inference, as Linux names them."""
     fields = _cpuinfo(root)
-    present = set((fields.get("flags") or fields.get("Features") or "").split())
-    return tuple(flag for flag in _ISA_OF_INTEREST if flag in present)
+    return tuple(flag for flag in _ISA_OF_INTEREST if flag in _flags(fields))
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Every feature of this machine's processor, as Linux names them."""
+    return _flags(_cpuinfo(ROOT))
+
+
+def _flags(fields: Mapping[str, str]) -> frozenset[str]:
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split())
 
 
 def native_dtypes(isa: tuple[str, ...]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ CODED_KV = (*KV_SCALE_BYTES, "int4")
 """Formats of a KV cache whose numbers are codes."""
 
 
-WHOLE_KINDS = ("int4", "int8", "blocks")
+WHOLE_KINDS = ("int4", "int8", "int8_sparse24", "blocks")
 """Formats with integer weights times scales, whose activations are quantised too."""
 
 DIGITS: Mapping[str, int] = MappingProxyType({"int8": 1, "int16": 2, "float32": 3})
@@ -109,6 +109,8 @@ NVFP4 = Format(kind="nvfp4", bits=4, group_size=16, scale_bytes=1, activations="
 """Planning only: FP4 with an FP8 scale per 16 weights, multiplied by FP4."""
 SPARSE24 = Format(kind="sparse24", bits=9, activations="bfloat16")
 """Half of the weights in 16 bits, and a bit per weight for their places."""
+SPARSE24_INT8 = Format(kind="int8_sparse24", bits=5, scale_bytes=4, activations="int8")
+"""Half of the weights in INT8, and a bit per weight for their places."""
 NVFP4_WEIGHTS = Format(kind="nvfp4", bits=4, group_size=16, scale_bytes=1, activations="bfloat16")
 """The same weights, multiplied by activations as they are: those of Ridgeline's engine."""
 

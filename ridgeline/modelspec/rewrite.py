@@ -27,6 +27,7 @@ from ridgeline.modelspec.format import (
     INT8,
     NVFP4_WEIGHTS,
     SPARSE24,
+    SPARSE24_INT8,
     WHOLE_KINDS,
     Format,
     dense,
@@ -78,6 +79,11 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=SPARSE24,
             why="two of four weights that are 2:4 sparse already, for sparse tensor cores",
+        ),
+        "sparse-24-int8": Quantization(
+            patterns=("layers.*.attention.*", "layers.*.mlp.*"),
+            format=SPARSE24_INT8,
+            why="two of four weights that are 2:4 sparse already, in INT8, for CPUs with VBMI2",
         ),
         "bf16": Quantization(
             patterns=("*",),
@@ -335,8 +341,8 @@ def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> 
 
 def _kept_plain(old: LinearSpec, new: LinearSpec) -> LinearSpec:
     """`new` unless it is packed: latent attention multiplies these weights as plain numbers."""
-    packed = ("int4", "int8", "blocks", "float8_e4m3", "nvfp4", "sparse24", "bf16", "fp32")
-    return old if new.format.kind in packed else new
+    packed = ("int4", "int8", "int8_sparse24", "blocks", "float8_e4m3", "nvfp4", "sparse24")
+    return old if new.format.kind in (*packed, "bf16", "fp32") else new
 
 
 def _map_mlp(mlp: MlpSpec, path: str, on_linear: OnLinear) -> MlpSpec:

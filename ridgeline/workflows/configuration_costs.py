@@ -82,7 +82,7 @@ class ConfigurationCosts:
         nbytes = self._model(settings).fixed_weight_bytes + self._model(settings).head_weight_bytes
         rates = _flops_s(machine, resolved)
         kind = resolved.spec.layers[-1].mlp.gate.format.kind
-        integer = kind in ("int8", "int4") and "int8" in rates
+        integer = kind in ("int8", "int4", "int8_sparse24") and "int8" in rates
         dtype = "int8" if integer else resolved.dtype
         return Peaks(
             flops_s=rates[dtype],

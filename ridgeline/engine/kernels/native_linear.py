@@ -32,12 +32,13 @@ ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
 avx512amx."""
 PANEL, BLOCK = 16, 32
 
-Kind = Literal["int4", "int8", "int8_groups", "bf16", "fp32"]
+Kind = Literal["int4", "int8", "int8_groups", "int8_sparse24", "bf16", "fp32"]
 _PACKED_FROM: Mapping[Kind, torch.dtype] = MappingProxyType(
     {
         "int4": torch.uint8,
         "int8": torch.int8,
         "int8_groups": torch.int8,
+        "int8_sparse24": torch.int8,
         "bf16": torch.bfloat16,
         "fp32": torch.float32,
     }

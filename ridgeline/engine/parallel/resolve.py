@@ -13,6 +13,7 @@ from ridgeline.errors import CannotRun
 from ridgeline.modelspec.cost.kv_layout import KvLayout
 from ridgeline.modelspec.layer_inputs import refuse_special_layers
 from ridgeline.modelspec.model import LayerSpec, ModelSpec
+from ridgeline.modelspec.rewrite import linears
 from ridgeline.modelspec.shard import CHUNK_TOKENS, NodeAddress, ParallelSizes, check_sizes
 from ridgeline.records import KvEviction
 
@@ -60,8 +61,16 @@ def check_parallelism(
 
 
 def _check_formats(spec: ModelSpec, sizes: ParallelSizes, device: torch.device) -> None:
-    """Raise CannotRun for weights that ranks on CUDA devices cannot divide."""
-    if device.type == "cpu" or sizes.tensor == 1:
+    """Raise CannotRun for weights that ranks cannot divide."""
+    if sizes.tensor == 1:
+        return
+    if any(linear.format.kind == "int8_sparse24" for linear in linears(spec).values()):
+        raise CannotRun(
+            "weights that are stored 2:4 in INT8 are not divided between processes",
+            value=str(sizes),
+            fix="use --quantization int8, which gives the same results, or other sizes",
+        )
+    if device.type == "cpu":
         return
     if any(_sums_integers(layer) for layer in spec.layers):
         raise CannotRun(

@@ -27,6 +27,7 @@ KINDS = MappingProxyType(
         "float8_e4m3": "ridgeline.engine.quant.fp8:Fp8Linear",
         "nvfp4": "ridgeline.engine.quant.nvfp4:Nvfp4Linear",
         "sparse24": "ridgeline.engine.quant.sparse24:Sparse24Linear",
+        "int8_sparse24": "ridgeline.engine.quant.sparse24:Int8Sparse24Linear",
         "bf16": "ridgeline.engine.quant.bf16:Bf16Linear",
         "fp32": "ridgeline.engine.quant.fp32:Fp32Linear",
     }

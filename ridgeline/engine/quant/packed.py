@@ -17,6 +17,8 @@ from ridgeline.engine.kernels.native_linear import PANEL, Kind, NativeLinear, Pa
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import LinearSpec
 
+SPARSE_MASK_BYTES, SPARSE_BLOCK_BYTES = 64, 320
+"""Of a block of int8_sparse24: bytes that say what is stored, and all (native/linear/linear.h)."""
 _BLOCK = 1_048_573  # random numbers that random weights repeat: prime, so that no row recurs
 
 
@@ -86,6 +88,8 @@ def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None
     Values have a standard deviation of about 0.02, like the weights of dummy models.
     """
     format, num_out, num_in = spec.format, spec.num_out, spec.num_in
+    if format.kind == "int8_sparse24":
+        return _random_sparse24(num_out, num_in, generator)
     if format.kind not in ("int4", "int8", "bf16"):
         return None
     group = format.group_size or 0
@@ -113,6 +117,21 @@ def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None
         large_pages.empty(table, torch.uint8).fill_(8) if format.zero_bits else None,
         large_pages.empty((panels * PANEL,), torch.float32).fill_(1.0),
     )
+
+
+def _random_sparse24(num_out: int, num_in: int, generator: torch.Generator) -> Packed:
+    """Two random weights in every four, at random places."""
+    lines = empty_lines("int8_sparse24", num_out, num_in, 0)
+    _repeat(torch.empty(_BLOCK, dtype=torch.uint8).random_(generator=generator), lines)
+    lines.clamp_(min=1)
+    pairs = [mask for mask in range(16) if mask.bit_count() == 2]
+    masks = torch.tensor([low | high << 4 for low in pairs for high in pairs], dtype=torch.uint8)
+    blocks = lines.view(-1, SPARSE_BLOCK_BYTES)
+    chosen = torch.empty(len(blocks) * SPARSE_MASK_BYTES, dtype=torch.uint8)
+    _repeat(masks[torch.randint(len(masks), (_BLOCK,), generator=generator)], chosen)
+    blocks[:, :SPARSE_MASK_BYTES] = chosen.view(len(blocks), -1)
+    factors = large_pages.empty((-(-num_out // PANEL) * PANEL,), torch.float32)
+    return Packed("int8_sparse24", num_out, num_in, 0, lines, factors=factors.fill_(0.02 / 74))
 
 
 def _repeat(block: Tensor, into: Tensor) -> None:

@@ -182,7 +182,7 @@ class ServerCosts:
             flops_s, dtype = gpu.gemm_flops.get("bfloat16"), "bfloat16"
             bytes_s = gpu.read_bandwidth_bytes_s or machine.best_bandwidth_bytes_s
         else:
-            integer = spec.layers[-1].mlp.gate.format.kind in ("int8", "int4")
+            integer = spec.layers[-1].mlp.gate.format.kind in ("int8", "int4", "int8_sparse24")
             dtype = "int8" if integer and machine.peak_flops("int8") else "float32"
             flops_s = machine.peak_flops(dtype)
             bytes_s = float(machine.bandwidth(cost_model(spec).fixed_weight_bytes))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 JUDGED_WINDOWS = 16
 STAGE = "layers"
 NO_SPEED_UP = (
-    "zeros are multiplied like other weights here: no speed-up (no CPU kernel skips them; 2:4 "
-    "needs sparse tensor cores)"
+    "zeros are multiplied like other weights: no speed-up, but for 2:4 with --quantization "
+    "sparse-24-int8 (CPUs with AVX-512 VBMI2) or sparse-24 (CUDA)"
 )
 
 

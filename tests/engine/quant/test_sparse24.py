@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,8 +71,8 @@ def test_what_torch_cannot_store_is_refused() -> None:
     assert "slower than dense" in linear_kind("sparse24").describe(None, CPU)  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
-def test_model_that_was_pruned_answers_as_its_dense_form(tmp_path: Path) -> None:
+def pruned_model(folder: Path) -> str:
+    """A small Llama whose layers are 2:4 sparse, with sizes that torch can store."""
     tensors = random_tensors()
     for layer in range(4):
         for number, (name, (num_out, num_in)) in enumerate(SHAPES.items()):
@@ -82,11 +83,21 @@ def test_model_that_was_pruned_answers_as_its_dense_form(tmp_path: Path) -> None
     tensors["model.norm.weight"] = torch.ones(64).bfloat16()
     tensors["model.embed_tokens.weight"] = torch.randn(4096, 64).bfloat16() / 8
     sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
-    model = str(write(tmp_path / "pruned", tensors, **sizes))
+    return str(write(folder, tensors, **sizes))
+
+
+def greedy_tokens(model: str, **settings: Any) -> tuple[int, ...]:
     sampling = Sampling(temperature=0.0, max_tokens=8, ignore_eos=True)
-    outputs = []
-    for quantization in (None, "sparse-24"):
-        with Engine.open(model, dtype="bfloat16", quantization=quantization) as engine:
-            [completion] = engine.generate([[5, 9, 300, 7]], sampling)
-            outputs.append(completion.tokens)
+    with Engine.open(model, **settings) as engine:
+        [completion] = engine.generate([[5, 9, 300, 7]], sampling)
+        return completion.tokens
+
+
+@pytest.mark.slow
+def test_model_that_was_pruned_answers_as_its_dense_form(tmp_path: Path) -> None:
+    model = pruned_model(tmp_path / "pruned")
+    outputs = [
+        greedy_tokens(model, dtype="bfloat16", quantization=quantization)
+        for quantization in (None, "sparse-24")
+    ]
     assert outputs[0] == outputs[1]

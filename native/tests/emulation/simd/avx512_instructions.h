@@ -22,6 +22,17 @@ template <bool kVnni>
 inline __m512i dot_i16(__m512i sum, __m512i a, __m512i b) {
   return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
 }
+inline bool has_byte_expand() { return true; }
+inline __m512i expand_bytes(__m512i background, uint64_t mask, __m256i kept) {
+  uint8_t out[64], from[32];
+  _mm512_storeu_si512(out, background);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(from), kept);
+  const uint8_t* next = from;
+  for (int i = 0; i < 64; ++i)
+    if (mask >> i & 1) out[i] = *next++;
+  return _mm512_loadu_si512(out);
+}
+
 inline __m512 load_first(const float* from, int count) {
   float all[16] = {};
   memcpy(all, from, sizeof(float) * count);

@@ -42,7 +42,7 @@ from ridgeline.modelspec.layer_inputs import why_torch_only
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
 
-_KINDS = ("int4", "int8", "blocks", "bf16", "fp32", "dense")
+_KINDS = ("int4", "int8", "int8_sparse24", "blocks", "bf16", "fp32", "dense")
 
 
 class NativeForward:
