@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         pack,
         plan,
         predict,
-        simulate,
     )
     from ridgeline.api.server import serve
+    from ridgeline.api.simulate import simulate
     from ridgeline.api.text import batch, chat, generate, stream
     from ridgeline.engine.engine import Engine
     from ridgeline.records import Sampling
@@ -87,7 +87,7 @@ _HOMES = {
     "predict": "ridgeline.api.planning",
     "quantize": "ridgeline.api.improve",
     "serve": "ridgeline.api.server",
-    "simulate": "ridgeline.api.planning",
+    "simulate": "ridgeline.api.simulate",
     "stream": "ridgeline.api.text",
 }
 """Public name → the module that defines it."""

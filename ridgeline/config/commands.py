@@ -114,7 +114,7 @@ RARE = frozenset(
         *("kv_cache_memory_bytes", "output_json", "sweep"),
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),
-        *("step_by_step", "catalogue"),
+        *("step_by_step", "catalogue", "completion_window", "batch_rate", "mean_request_rate"),
     )
 )
 """Options that most users never set: shown by `--help-all` where a command has many."""

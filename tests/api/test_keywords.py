@@ -17,6 +17,7 @@ from ridgeline.api.explain import explain
 from ridgeline.api.inspect import doctor
 from ridgeline.api.inspect import inspect as inspect_model
 from ridgeline.api.server import serve
+from ridgeline.api.simulate import simulate
 from ridgeline.api.text import batch
 from ridgeline.config.improve import (
     EvaluateOptions,
@@ -51,7 +52,7 @@ OUTPUTS = {"html", "json", "trace"}  # of the command line; a record saves itsel
 NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]]] = {
     planning.plan: ((PlanOptions,), OUTPUTS),
     planning.predict: ((PredictOptions,), {"input", "output", "list_models", "json"}),
-    planning.simulate: (
+    simulate: (
         (SimulateOptions,),
         {*OUTPUTS, "sweep", "num_workers", "num_seeds"},
     ),
@@ -127,9 +128,9 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (planning.plan, {"model": None}, "model must not be None"),
     (planning.predict, {"model": "llama-3.1-8b", "accelerator": "abacus"}, "abacus"),
     (planning.predict, {"max_concurrency": 1.5}, "max_concurrency must be a whole number"),
-    (planning.simulate, {"model": "llama-3.1-8b", "router": "random"}, "router has no such"),
+    (simulate, {"model": "llama-3.1-8b", "router": "random"}, "router has no such"),
     (
-        planning.simulate,
+        simulate,
         {"model": "llama-3.1-8b", "startup_s": "1m"},
         "startup_s has no effect without autoscale",
     ),
