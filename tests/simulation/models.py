@@ -24,6 +24,7 @@ class SimulatedAdapters(AdapterRegistry):
 
     def __init__(self, max_adapters: int) -> None:
         self._max_adapters, self._lock, self._step = max_adapters, threading.Lock(), StepAdapters()
+        self._places, self._stack = {}, None
         self._by_name: dict[str, AdapterInfo] = {}
         self._by_id: dict[int, Any] = {}
 
