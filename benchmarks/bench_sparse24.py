@@ -1,6 +1,6 @@
 """2:4 weights in INT8 against dense INT8 and INT4: one product, weights from memory, interleaved.
 
-    python benchmarks/bench_sparse24.py [--shapes 8192x4096 4096x4096] [--rows 1 2 4 8 64 512]
+    python benchmarks/bench_sparse24.py [--shapes 8192x4096 4096x4096] [--rows 1 2 4 8 16 64 512]
         [--threads 1] [--rounds 60] [--result OUT.json]
 
 Each round multiplies by every format in turn, and by several copies of the weight in turn, so that
@@ -69,7 +69,7 @@ def measure(shape: tuple[int, int], rows: list[int], rounds: int) -> list[list[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=["8192x4096", "4096x4096"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 64, 512])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 512])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--note", default="")

@@ -21,10 +21,10 @@
 //   fp32  A line is 16 outputs x 1 input; float o is the weight.
 // int4 and int8_groups have scales (fp16 [panels][spans][16]), optional minima of the same shape,
 // optional int4 zeros (u8 [panels][groups][16]) and a factor per output, a power of two that keeps
-// every scale a normal fp16 number. int8 has only the factor: it is the scale. A span is one group;
-// or, where there are steps (s8 [panels][groups][16]), several, and the scale of a group is
-// scale * step, its minimum min * min_step. int8_sparse24 is like int8. (These are the scales of scales of GGUF's K-quants;
-// exact in float32.)
+// every scale a normal fp16 number. int8 and int8_sparse24 have only the factor: it is the scale.
+// A span is one group; or, where there are steps (s8 [panels][groups][16]), several, and the scale
+// of a group is scale * step, its minimum min * min_step. (These are the scales of scales of
+// GGUF's K-quants; exact in float32.)
 //
 // ROW LAYOUT (QuantRows; floats likewise). Blocks of 32 inputs, in each all rows:
 // values[block][row][32], so that a tile of rows reads one contiguous piece per block. Blocks have

@@ -100,6 +100,10 @@ def test_container_mounts_a_folder_or_a_volume(place: Place) -> None:
     assert f"--mount type=bind,source={folder},target={MOUNTED_AT}" in text
     assert "--env VLLM_CACHE_ROOT" in text
     assert folder.stat().st_mode & 0o777 == 0o777, "the container's user may be another one"
+    theirs = place.folder / "theirs"
+    theirs.mkdir(mode=0o700)
+    words_of_run(place, str(theirs))
+    assert theirs.stat().st_mode & 0o777 == 0o700, "only a folder that was made here is opened"
     text = words_of_run(place, "volume:kernels")
     assert f"--mount type=volume,source=kernels,target={MOUNTED_AT}" in text
 

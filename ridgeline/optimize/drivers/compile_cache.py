@@ -49,8 +49,10 @@ class CompileCache(msgspec.Struct, frozen=True):
         self._refuse(_CLAIM, _HOST)
         if self.place.startswith(_VOLUME):
             return f"type=volume,source={self.place.removeprefix(_VOLUME)},target={MOUNTED_AT}"
+        is_new = not Path(self.place).expanduser().exists()
         path = self.folder()
-        path.chmod(_MODE)
+        if is_new:  # the rights of a folder that someone else made are theirs to set
+            path.chmod(_MODE)
         return f"type=bind,source={path},target={MOUNTED_AT}"
 
     def volume_of_pod(self) -> dict[str, object]:
