@@ -13,6 +13,7 @@ import pytest
 from ridgeline.errors import BadInput
 from ridgeline.optimize.drivers.base import Change
 from ridgeline.optimize.drivers.compile_cache import MOUNTED_AT, CompileCache
+from ridgeline.optimize.drivers.docker import DockerContainer
 from ridgeline.optimize.drivers.kubernetes.copy import copy_manifest
 from ridgeline.optimize.drivers.slurm import SlurmDriver
 from ridgeline.optimize.external.server_flags import load_server_flags
@@ -87,24 +88,24 @@ def test_server_keeps_its_own_cache_without_the_option(tmp_path: Path) -> None:
     assert command.env == ()
 
 
-def words_of_run(place: Place, cache: str) -> str:
-    control = docker_with(place)
-    control.read_command()
+def words_of_run(control: DockerContainer, cache: str) -> str:
     control.keep_compiled(CompileCache(cache, load_server_flags()["vllm"].compile_cache))
     return shlex.join(control.change_commands(Change((), ("vllm", "serve", "m")))[1].words)
 
 
 def test_container_mounts_a_folder_or_a_volume(place: Place) -> None:
+    control = docker_with(place)
+    control.read_command()
     folder = place.folder / "compiled"
-    text = words_of_run(place, str(folder))
+    text = words_of_run(control, str(folder))
     assert f"--mount type=bind,source={folder},target={MOUNTED_AT}" in text
     assert "--env VLLM_CACHE_ROOT" in text
     assert folder.stat().st_mode & 0o777 == 0o777, "the container's user may be another one"
     theirs = place.folder / "theirs"
     theirs.mkdir(mode=0o700)
-    words_of_run(place, str(theirs))
+    words_of_run(control, str(theirs))
     assert theirs.stat().st_mode & 0o777 == 0o700, "only a folder that was made here is opened"
-    text = words_of_run(place, "volume:kernels")
+    text = words_of_run(control, "volume:kernels")
     assert f"--mount type=volume,source=kernels,target={MOUNTED_AT}" in text
 
 
