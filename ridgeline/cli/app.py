@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, cast
 import click
 
 import ridgeline
-from ridgeline.cli.params.click_command import HELP_FLAGS, OptionCommand, debug_option
+from ridgeline.cli.params.click_command import (
+    HELP_FLAGS,
+    OptionCommand,
+    debug_option,
+    help_all_option,
+)
 from ridgeline.cli.params.explain_command import ExplainCommand
 from ridgeline.cli.params.twin_command import TwinCommand
 from ridgeline.cli.render.help import root_help
@@ -96,7 +101,7 @@ app = Ridgeline(
     name="ridgeline",
     commands={name: _command(name) for name in COMMANDS},
     context_settings=dict(HELP_FLAGS),
-    params=[debug_option()],
+    params=[debug_option(), help_all_option()],
     no_args_is_help=True,
 )
 click.version_option(ridgeline.__version__, message="%(version)s", help="Print the version.")(app)

@@ -72,7 +72,7 @@ from ridgeline.config.tools import (
 Group = Literal["Run", "Measure", "Improve", "Plan", "Tools"]
 
 
-MAX_SHOWN_FLAGS = 30
+MAX_SHOWN_FLAGS = 28  # with --debug and --help, 30 in a command's help
 """Flags in `ridgeline COMMAND --help`; a command with more hides its RARE ones."""
 
 RARE = frozenset(
@@ -112,6 +112,12 @@ RARE = frozenset(
         *("eval_margin", "server_cmd", "ladder", "resume", "served_model_name", "server"),
         *("candidate_drafter", "candidate_cmd", "compile_cache", "rbac"),
         *("kv_cache_memory_bytes", "output_json", "sweep"),
+        *("gpus", "candidate_model", "eval_cmd"),
+        # of a diagnosis
+        *("nsight", "baseline"),
+        # of a plan
+        *("traffic_duration", "kv_tier_memory_share", "kv_tier_file_share"),
+        *("interconnect", "network", "node_label", "ray_image"),
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),
         *("step_by_step", "catalogue", "completion_window", "batch_rate", "mean_request_rate"),

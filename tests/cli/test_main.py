@@ -188,12 +188,23 @@ def test_help_shows_at_most_30_flags_and_names_the_rest(
     assert main([command, "-h"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
+    assert len(re.findall(r"^  (?:-\w, )?--\S+", text, re.M)) <= 30  # those of help among them
     options = COMMANDS[command].options.values()
     shown = [o for o in options if o.has_flag and re.search(rf"^  .*{o.flag}\b", text, re.M)]
-    assert len(shown) <= 30
     hidden = COMMANDS[command].hidden
     assert ("--help-all" in text) == bool(hidden)
     assert len(shown) >= sum(o.has_flag for o in options) - len(hidden)
+
+
+def test_help_all_of_the_root_shows_every_option_of_every_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help-all"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    for name, command in COMMANDS.items():
+        own = text.partition(f"\nUsage: ridgeline {name} ")[2].partition("\nUsage: ")[0]
+        assert all(option.flag in own for option in command.options.values()), name
 
 
 def joined(text: str) -> str:

@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from ridgeline.cli.render.help import command_help
+from ridgeline.cli.render.help import command_help, root_help_all
 from ridgeline.config.commands import Command
 from ridgeline.config.option import Option
 from ridgeline.errors import BadInput
@@ -56,13 +56,15 @@ def debug_option() -> click.Option:
 
 
 def help_all_option() -> click.Option:
-    """`--help-all`: the help with the options that are rarely set."""
+    """`--help-all`: the help with the options that are rarely set; at the root, of all commands."""
 
     def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
-            assert isinstance(ctx.command, OptionCommand)
             formatter = ctx.make_formatter()
-            command_help(ctx.command.command, formatter, show_all=True)
+            if isinstance(ctx.command, OptionCommand):
+                command_help(ctx.command.command, formatter, show_all=True)
+            else:
+                root_help_all(formatter)
             click.echo(formatter.getvalue().rstrip("\n"))
             ctx.exit()
 

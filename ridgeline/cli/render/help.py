@@ -38,8 +38,17 @@ def root_help(formatter: click.HelpFormatter) -> None:
                 ("--version".ljust(width), "Print the version."),
                 ("--debug".ljust(width), "Show tracebacks; works before or after a command."),
                 ("-h, --help".ljust(width), "Show this, or the help of a command."),
+                ("--help-all".ljust(width), "Show every option of every command."),
             ]
         )
+
+
+def root_help_all(formatter: click.HelpFormatter) -> None:
+    """`ridgeline --help-all`: the commands, then every option of each."""
+    root_help(formatter)
+    for command in COMMANDS.values():
+        formatter.write("\n\n")
+        command_help(command, formatter, show_all=True)
 
 
 def command_help(
