@@ -33,6 +33,7 @@ from ridgeline.engine.profiling.step_stats import RequestCounts, StepLog, StepTo
 from ridgeline.engine.scheduler.admission.limits import check_request
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
 from ridgeline.engine.scheduler.plan import (
+    BlockMoveFailed,
     NoTokenError,
     Run,
     Runner,
@@ -435,6 +436,8 @@ class EngineLoop:
             result = self.runner.run(plan)
         except RankFailed:
             raise
+        except BlockMoveFailed as error:
+            return self._fail_moves(plan, error.__cause__ or error)
         except BaseException as error:
             if _is_request_error(error):
                 _LOG.warning("step %d failed: %s", plan.index, error)
@@ -451,11 +454,17 @@ class EngineLoop:
 
     def _fail_transfer(self, plan: StepPlan, error: BaseException) -> StepResult:
         """Fail the plan's requests, and forget every cached block: some were not loaded."""
-        _LOG.exception("step %d could not move blocks between tiers", plan.index)
+        self.scheduler.cache.tiers.cancel_transfers(plan)
+        return self._fail_moves(plan, error)
+
+    def _fail_moves(self, plan: StepPlan, error: BaseException) -> StepResult:
+        """Fail the plan's requests, and forget every cached block: some were not moved."""
+        _LOG.exception("step %d could not move blocks", plan.index, exc_info=error)
         self._num_failures += 1
         self._total_failures += 1
-        self.scheduler.cache.tiers.cancel_transfers(plan)
         result = StepResult(tuple([self._fail(run, error) for run in plan.runs]))
+        for compaction in plan.compactions:
+            self._fail_request(compaction.seq_id, error)
         self.scheduler.cache.clear()
         return result
 
@@ -485,13 +494,16 @@ class EngineLoop:
             # step, its weights are damaged.
             self._num_nan_logits += 1
             self._num_failures += 1
-        request_id = self.scheduler.request_id_of(run)
+        self._fail_request(run.seq_id, error)
+        return RunOutput()
+
+    def _fail_request(self, seq_id: int, error: BaseException) -> None:
+        request_id = self.scheduler.request_id_of(seq_id)
         if request_id is not None:
             is_users = isinstance(error, UserError)
             message = str(error) if is_users else f"{type(error).__name__}: {error}"
             cause: FailureCause = "request" if is_users else "error"
             self._deliver(self.scheduler.fail(request_id, message, cause=cause))
-        return RunOutput()
 
     def _fail_all(self, error: str) -> None:
         """Fail every request, including those whose commands are still in the inbox."""

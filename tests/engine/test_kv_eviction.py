@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.eviction.evictor import KvEvictor
 from ridgeline.engine.eviction.requirements import why_no_eviction
+from ridgeline.engine.scheduler.kv.eviction import KvCompaction
 from ridgeline.engine.speculate.config import ResolvedSpeculation
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.records import KvEviction, Sampling
+from ridgeline.records import Failed, KvEviction, Sampling
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.openai.sampling_params import completion_sampling
 from ridgeline.serve.openai.schemas import CompletionRequest
@@ -121,3 +124,25 @@ def test_scored_methods_move_the_rows_of_every_format(
         kept, same, evicted = engine.generate([PROMPT] * 3, samplings)
     assert kept.answers == same.answers
     assert len(evicted.answers[0].tokens) == GREEDY.max_tokens
+
+
+async def test_failed_eviction_ends_its_request_and_forgets_the_cache(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks whose content is not known are read neither by a sequence nor by a prefix hit."""
+
+    def fail(evictor: KvEvictor, compactions: Sequence[KvCompaction]) -> None:
+        if compactions:
+            raise MemoryError("no memory left")
+
+    policy = KvEviction(method="snapkv", budget=32, window=8)
+    evicting = msgspec.structs.replace(GREEDY, kv_eviction=policy)
+    with Engine.from_settings(Settings(model=str(llama))) as engine:
+        expected = engine.generate([PROMPT] * 2, [GREEDY, evicting])
+        with monkeypatch.context() as patched:
+            patched.setattr(KvEvictor, "compact", fail)
+            events = [event async for event in engine.stream(PROMPT, evicting)]
+        assert isinstance(events[-1], Failed) and "no memory left" in events[-1].error
+        found = engine.generate([PROMPT] * 2, [GREEDY, evicting])
+        assert [own.answers for own in found] == [own.answers for own in expected]
+        assert [own.usage.cached_tokens for own in found] == [0, 0] and engine.is_healthy()

@@ -47,6 +47,7 @@ from ridgeline.engine.sampling.verify.verifier import (
     with_raw_logprobs_of_trees,
 )
 from ridgeline.engine.scheduler.plan import (
+    BlockMoveFailed,
     Run,
     RunOutput,
     SamplePoint,
@@ -133,7 +134,10 @@ class TorchRunner:
         return said if self.pieces is None else f"{said}; {self.pieces.describe()}"
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a plan: feed every run's tokens and sample where requested."""
+        """Compute a plan: feed every run's tokens and sample where requested.
+
+        Raises BlockMoveFailed if blocks could not be moved before the runs.
+        """
         runs = plan.runs
         moves = plan.copies or plan.compactions
         if self.ahead is not None:
@@ -192,8 +196,11 @@ class TorchRunner:
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """Copies come first: a compaction may write to a block that is copied."""
-        self.cache.copy_blocks(plan.copies)
-        self.evictor.compact(plan.compactions)
+        try:
+            self.cache.copy_blocks(plan.copies)
+            self.evictor.compact(plan.compactions)
+        except Exception as error:
+            raise BlockMoveFailed from error
 
     def _set_threads(self, num_rows: int) -> None:
         if self.threads is not None:

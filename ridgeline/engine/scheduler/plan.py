@@ -230,6 +230,13 @@ def token_rules(sampling: Sampling, output: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
+class BlockMoveFailed(Exception):
+    """Raised by a runner that could not move all blocks of a plan, whose cause says why.
+
+    The sequences of the plan, and what the prefix cache holds, then have blocks of unknown content.
+    """
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """One step.
 

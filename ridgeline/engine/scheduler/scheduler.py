@@ -259,9 +259,9 @@ class Scheduler:
         wakes = (self._admitter.wake_s(now_s), self._deadlines.next_s, *loads)
         return min((max(now_s, at_s) for at_s in wakes if at_s is not None), default=None)
 
-    def request_id_of(self, run: Run) -> str | None:
-        """The request a run belongs to; None once its sequence has ended or was preempted."""
-        seq = self._registry.find_running(run.seq_id)
+    def request_id_of(self, seq_id: int) -> str | None:
+        """The request of a sequence; None once the sequence has ended or was preempted."""
+        seq = self._registry.find_running(seq_id)
         return None if seq is None else seq.request.id
 
     def num_background(self) -> tuple[int, int]:
@@ -416,10 +416,12 @@ class Scheduler:
         return True
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepBuilder) -> bool:
-        """Reserve blocks, preempting from the end of the order; False if `seq` itself had to go."""
+        """Reserve blocks, preempting from the end; False if `seq` has to wait or had to go."""
         while not self._tables.reserve(seq, num_tokens):
             victim = self._registry.running[-1]
-            assert len(self._registry.running) > 1, "a sequence always fits on its own"
+            if len(self._registry.running) == 1:
+                assert self._tables.compactor.holds_blocks, "a sequence always fits on its own"
+                return False  # they come free with the next plan
             self._preempt(victim, step)
             if victim is seq:
                 return False

@@ -65,7 +65,7 @@ def serve(
             seen[name] = []
         plan = sched.plan(now_s)
         sizes = {run.seq_id: len(run.tokens) for run in plan.runs}
-        owners = {run.seq_id: sched.request_id_of(run) or "" for run in plan.runs}
+        owners = {run.seq_id: sched.request_id_of(run.seq_id) or "" for run in plan.runs}
         background = sum(n for i, n in sizes.items() if owners[i].startswith("background"))
         served.background_rows += background
         served.mixed_steps += 0 < background < sum(sizes.values())

@@ -66,6 +66,11 @@ class Compactor:
         self.num_evicted += num_cached - num_kept
         return True
 
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether blocks come free only when the plan being made is complete."""
+        return bool(self._emptied)
+
     def moves(self, seq: Sequence) -> bool:
         """Whether this plan moves the sequence's keys and values."""
         return seq.id in self._planned
