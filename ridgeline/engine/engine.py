@@ -393,6 +393,14 @@ class Engine:
         """True if the engine thread is alive and makes progress with due work."""
         return self._loop.is_healthy(stall_s)
 
+    @property
+    def death(self) -> str | None:
+        """Why the engine has stopped by itself, as when a rank was killed; None if it has not.
+
+        It stays so: open a new engine.
+        """
+        return self._loop.death
+
     # -- closing
 
     def close(self) -> None:

@@ -159,6 +159,7 @@ class EngineLoop:
         self._ids: set[str] = set()  # of requests submitted and not ended
         self._subscriptions: dict[str, _Subscription] = {}
         self._open, self._error = True, "the engine is closed"
+        self._death: str | None = None
         self._num_failures = self._total_failures = self._num_nan_logits = 0
         self._due_since_s: float | None = None  # work is due and no step has finished since then
         self._thread = threading.Thread(
@@ -247,6 +248,11 @@ class EngineLoop:
         due_s = self._due_since_s
         alive = self._open and self._thread.is_alive() and self._num_failures < _MAX_FAILURES
         return alive and (due_s is None or self.clock() - due_s < stall_s)
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine has stopped by itself, for good; None before that and after `close`."""
+        return self._death
 
     def fail(self, error: EngineUnavailable) -> None:
         """Stop the engine because something that it cannot do without is gone."""
@@ -509,13 +515,15 @@ class EngineLoop:
         """Fail every request, including those whose commands are still in the inbox."""
         with self._wake:
             self._open, self._error = False, error
+            self._death = error
             commands, self._inbox = self._inbox, []
         self._fail_calls(error)
         for command in commands:
             with suppress(BaseException):
                 command()
         for request_id, subscription in list(self._subscriptions.items()):
-            failed = Failed(request_id=request_id, at_s=self.clock(), error=error)
+            at_s = self.clock()
+            failed = Failed(request_id=request_id, at_s=at_s, error=error, cause="engine")
             subscription.subscriber.deliver([failed])
             with self._wake:
                 self._count(failed)

@@ -31,6 +31,9 @@ class GatewayService:
     def __init__(self, options: ServerOptions) -> None:
         self.options, self.drain = options, DrainState()
 
+    def lost(self) -> None:
+        """A gateway has no engine to lose: its backends come and go."""
+
     def end_streams(self) -> None:
         """Streams that are still open break off with their connections: the gateway stops."""
 

@@ -92,14 +92,14 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     stop_reason: str | int | None = None
 
 
-FailureCause = Literal["error", "deadline", "request"]
+FailureCause = Literal["error", "deadline", "request", "engine"]
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The request failed; no further event follows.
 
     `cause` "deadline": its deadline passed. "request": the request itself cannot be served, and
-    retrying will not help.
+    retrying will not help. "engine": the engine has stopped, and another one can serve it.
     """
 
     request_id: str

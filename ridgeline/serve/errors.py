@@ -164,6 +164,8 @@ def failure_error(failed: Failed) -> ApiError:
     """The error response for a request that ended in `Failed`."""
     if failed.cause == "deadline":
         return ApiError(408, "the response was not complete within timeout_ms")
+    if failed.cause == "engine":  # a batch request waits, and a stream goes on elsewhere
+        return ApiError(503, redact(failed.error))
     return ApiError(400 if failed.cause == "request" else 500, redact(failed.error))
 
 

@@ -64,6 +64,11 @@ class ModelGroup:
         faults = (service.own_fault() for service in self.services)
         return next((fault for fault in faults if fault is not None), None)
 
+    def lost(self) -> str | None:
+        """Why the first engine that has stopped by itself did so; None if none has."""
+        deaths = (service.engine.death for service in self.services)
+        return next((death for death in deaths if death is not None), None)
+
 
 class _MergedFamilies(Collector):
     """Each family of metrics once, with the samples of every registry."""

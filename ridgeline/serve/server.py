@@ -3,6 +3,8 @@
 The socket is bound before the model is loaded, so that a port that is in use is reported at once.
 SIGINT or SIGTERM starts to drain (`drain.py`): running requests may take up to
 `shutdown_timeout_s`, the rest is cut off, and `run` returns. A second signal does not wait.
+An engine that has stopped by itself (a rank was killed) cannot be started again in this process:
+the server then stops in the same way, and `run` raises, for a supervisor to start another.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import threading
@@ -22,11 +25,12 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from ridgeline.config.server import ServerOptions
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.serve.auth.middleware import is_loopback
 from ridgeline.serve.connection import ConnectionLimits, limited_protocol
 from ridgeline.serve.drain import DrainState
 
+_LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
 """Connections that may wait in the system."""
 _ACCEPT_AT_ONCE = 32
@@ -81,9 +85,18 @@ def run(
     on_ready: Callable[[], None] = lambda: None,
     admin: AdminListener | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `on_ready` is called when requests are accepted."""
+    """Serve until SIGINT or SIGTERM; `on_ready` is called when requests are accepted.
+
+    Raises EngineUnavailable where an engine has stopped by itself.
+    """
     config = uvicorn_config(app, options)
-    GracefulServer(config, app.state.service, on_ready, admin).run(sockets=[listener])
+    server = GracefulServer(config, app.state.service, on_ready, admin)
+    server.run(sockets=[listener])
+    if server.loss is not None:
+        raise EngineUnavailable(
+            f"the server stopped, because its engine cannot go on: {server.loss}; "
+            "fix: start it again, or let systemd, Kubernetes or a fleet do so"
+        )
 
 
 def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
@@ -124,6 +137,10 @@ class DrainedService(Protocol):
     @property
     def options(self) -> ServerOptions: ...
 
+    def lost(self) -> str | None:
+        """Why it can answer nothing any more until it is started again; None while it can."""
+        ...
+
     def end_streams(self) -> None:
         """End every open response with an error that says why."""
         ...
@@ -132,7 +149,7 @@ class DrainedService(Protocol):
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, which drains before it stops, and returns after a signal.
 
-    `service`: whose requests are drained.
+    `service`: whose requests are drained. `loss`: why it stopped without a signal, if it did.
     """
 
     def __init__(
@@ -145,6 +162,7 @@ class GracefulServer(uvicorn.Server):
         super().__init__(config)
         self._service, self._on_ready, self._admin = service, on_ready, admin
         self._admin_server: tuple[uvicorn.Server, asyncio.Task[None]] | None = None
+        self.loss: str | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal starts to drain, the second stops at once."""
@@ -153,6 +171,11 @@ class GracefulServer(uvicorn.Server):
         self._service.drain.start(self._service.options.shutdown_timeout_s)
 
     async def on_tick(self, counter: int) -> bool:
+        if self.loss is None and not self._service.drain.is_draining:
+            self.loss = self._service.lost()
+            if self.loss is not None:  # its requests have failed; other models' may be complete
+                _LOG.critical("the server stops: %s", self.loss)
+                self._service.drain.start(self._service.options.shutdown_timeout_s)
         return await super().on_tick(counter) or self._service.drain.is_over
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -401,6 +401,10 @@ class Service:
     def _engine_fault(self) -> str | None:
         return None if self.engine.is_healthy() else "the engine makes no progress"
 
+    def lost(self) -> str | None:
+        """Why a model of the server can answer nothing any more; None while all can."""
+        return self.group.lost()
+
     def end_streams(self) -> None:
         """End every open response of every model with a 503: the server stops."""
         self.group.end_streams(self.drain.refusal())

@@ -107,6 +107,12 @@ class ReplicatedEngine:
     def is_healthy(self) -> bool:
         return all(engine.is_healthy() for engine in self._engines)
 
+    @property
+    def death(self) -> str | None:
+        """Why the first replica that has stopped by itself did so; None if none has."""
+        deaths = (engine.death for engine in self._engines)
+        return next((death for death in deaths if death is not None), None)
+
     def late_s(self) -> float:
         """Seconds that the replicas' steps ended later than modelled, in all."""
         return sum(runner.late_s for runner in self._runners)

@@ -23,7 +23,7 @@ from ridgeline.modelspec.cost import cost_model
 from ridgeline.records import Slo
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.explain import topics
-from ridgeline.workflows.explain.explain import ExplainLoad, facts_of, topic_context
+from ridgeline.workflows.explain.explain import ExplainLoad, facts_of, is_model, topic_context
 from ridgeline.workflows.explain.static_facts import PhaseBounds, static_facts
 from ridgeline.workflows.explain.topics import metric, technique, word
 
@@ -216,3 +216,11 @@ def test_unknown_flag_is_rejected_with_suggestions(
 ) -> None:
     assert main(["explain", "--max-num-seq"]) == 2
     assert "max_num_seqs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("subject", "expected"),
+    [("demo", True), ("smollm2", True), ("dummy:x", True), ("a/b", True), ("lora", False)],
+)
+def test_a_subject_is_a_model_where_its_name_stands_for_one(subject: str, expected: bool) -> None:
+    assert is_model(subject) is expected

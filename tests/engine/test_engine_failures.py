@@ -73,6 +73,7 @@ def test_failing_batch_call_raises_and_aborts_the_rest() -> None:
     with engine_with(poisoned) as engine:
         with pytest.raises(EngineUnavailable, match="caught fire"):
             engine.generate([[5, 6], [POISON]], GREEDY)
+        assert engine.death is None
         assert engine.generate([[5, 6]], GREEDY)[0].tokens
 
 
@@ -100,10 +101,13 @@ async def test_scheduler_failure_fails_every_request() -> None:
         engine._loop.scheduler.plan = broken
         for events in await asyncio.wait_for(asyncio.gather(*streams), 10):
             assert isinstance(events[-1], Failed | Finished)
+            if isinstance(events[-1], Failed):
+                assert events[-1].cause == "engine"
         with pytest.raises(EngineUnavailable, match="invariant violated"):
             for _ in range(100):
                 await collect(engine, [5])
         assert not engine.is_healthy()
+        assert "invariant violated" in str(engine.death)
 
 
 async def test_engine_without_progress_is_unhealthy() -> None:

@@ -110,6 +110,7 @@ class FakeEngine:
             compute_dtype="float32",
         )
         self.alive = True
+        self.cause_of_death: str | None = None
         self.requests: dict[str, tuple[tuple[int, ...], Sampling, int, str]] = {}
         self.terms: dict[str, tuple[float | None, Slo | None]] = {}
         self.in_background: set[str] = set()
@@ -123,6 +124,10 @@ class FakeEngine:
 
     def is_healthy(self) -> bool:
         return self.alive
+
+    @property
+    def death(self) -> str | None:
+        return self.cause_of_death
 
     def embed(
         self, tokens: Sequence[int], pooling: Literal["mean", "last"], account: str = ""

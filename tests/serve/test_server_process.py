@@ -15,12 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 
 from ridgeline.config.server import ServerOptions
-from ridgeline.errors import BadInput
-from ridgeline.serve.app import create_app
-from ridgeline.serve.server import listen, url_of
+from ridgeline.errors import BadInput, EngineUnavailable
+from ridgeline.serve.app import add_model, create_app
+from ridgeline.serve.server import listen, run, url_of
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
@@ -220,3 +221,22 @@ def test_connections_have_nodelay() -> None:
 def test_port_zero_takes_a_free_port() -> None:
     with listen(ServerOptions(port=0)) as listener:
         assert url_of(listener).startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_server_ends_with_the_first_engine_that_does(dead: int) -> None:
+    """No engine can be replaced in its process: whatever started the server starts another."""
+    engines, options = [FakeEngine(), FakeEngine()], ServerOptions(port=0)
+    engines[1].info = msgspec.structs.replace(engines[1].info, model="other")
+    app = create_app(engines[0], options)
+    add_model(app, engines[1], options)
+
+    def die() -> None:
+        assert app.state.service.lost() is None
+        engines[dead].cause_of_death = "rank 1 ended by signal 9"
+
+    with (
+        listen(options) as listener,
+        pytest.raises(EngineUnavailable, match="cannot go on: rank 1 ended by signal 9; fix: star"),
+    ):
+        run(app, listener, options, on_ready=die)

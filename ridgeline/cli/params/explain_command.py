@@ -16,11 +16,11 @@ class ExplainCommand(OptionCommand):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from ridgeline.modelspec.checkpoints.locate import is_built_in  # not for `--help`
+        from ridgeline.modelspec.checkpoints.locate import is_short_name  # not for `--help`
 
         topic, *rest = args or [""]
         others = [word for word in rest if word not in ("--json", "--debug")]
-        alone = not others or (len(others) == 1 and is_built_in(others[0]))
+        alone = not others or (len(others) == 1 and is_short_name(others[0]))
         is_flag = topic.startswith("--") and "=" not in topic and topic not in _NOT_A_TOPIC
         if is_flag and alone and not ctx.resilient_parsing:
             args = [topic.lstrip("-").removeprefix("no-"), *rest]

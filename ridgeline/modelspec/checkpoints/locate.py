@@ -7,6 +7,7 @@ from pathlib import Path
 from ridgeline.errors import BadModel
 from ridgeline.hub.cache import find_cached
 from ridgeline.hub.names import parse_remote
+from ridgeline.hub.registry_models import registry_models
 from ridgeline.modelspec.families.shapes import known_shapes, shape_table
 
 BUILT_IN = ("demo", "demo-draft")
@@ -36,6 +37,11 @@ def is_dummy(name: str) -> bool:
 def is_built_in(name: str) -> bool:
     """True for what needs no directory: a shipped model, or random weights."""
     return name in BUILT_IN or is_dummy(name)
+
+
+def is_short_name(name: str) -> bool:
+    """True for a name without a slash that always means a model: built in, or of the registry."""
+    return is_built_in(name) or name in registry_models()
 
 
 def dummy_shape(name: str) -> str:

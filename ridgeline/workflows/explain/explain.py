@@ -17,7 +17,7 @@ from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import parse_workload
-from ridgeline.modelspec.checkpoints.locate import is_built_in
+from ridgeline.modelspec.checkpoints.locate import is_short_name
 from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.configuration_costs import ConfigurationCosts
@@ -79,7 +79,7 @@ class TopicExplanation(Result, frozen=True, kw_only=True):
 
 def is_model(subject: str) -> bool:
     """Whether a subject names a model rather than a topic. A path does, even a wrong one."""
-    return is_built_in(subject) or "/" in subject or Path(subject).exists()
+    return is_short_name(subject) or "/" in subject or Path(subject).exists()
 
 
 def explain_model(settings: Settings, load: ExplainLoad | None = None) -> ModelExplanation:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ridgeline.config.server import ServerOptions, TwinOptions
 from ridgeline.config.settings import Settings
+from ridgeline.errors import EngineUnavailable
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.serving.serve import ServedModel, serve
 
@@ -39,6 +40,7 @@ class LocalServer:
             daemon=True,
         )
         self._is_abandoned = False
+        self._failure: EngineUnavailable | None = None
         self._thread.start()
         try:
             self.served, self._stop = self._ready.result()
@@ -59,9 +61,14 @@ class LocalServer:
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Block until the server stops, which another thread or Ctrl-C may bring about."""
+        """Block until the server stops, which another thread or Ctrl-C may bring about.
+
+        Raises EngineUnavailable where it stopped because its engine had.
+        """
         while self._thread.is_alive():
             self._thread.join(1.0)
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Stop; running requests may take up to `shutdown_timeout_s`.
@@ -107,6 +114,10 @@ class LocalServer:
 
         try:
             serve(settings, options, twin=twin, on_ready=ready, observer=observer)
+        except EngineUnavailable as error:
+            if not self._ready.done():
+                self._ready.set_exception(error)
+            self._failure = error
         except BaseException as error:
             if self._ready.done():
                 raise

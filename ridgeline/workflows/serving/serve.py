@@ -65,7 +65,8 @@ def serve(
 
     `on_ready` is called as soon as requests are accepted, with the served model and a function that
     stops the server from any thread, as SIGTERM does. (Only the main thread gets signals.) Options
-    and address are checked before the model is loaded. Raises BadInput, BadModel or CannotRun.
+    and address are checked before the model is loaded. Raises BadInput, BadModel, CannotRun, or
+    EngineUnavailable where an engine has stopped by itself.
     """
     check_exposed(options)
     load_keys(options.api_key, options.api_keys_file)

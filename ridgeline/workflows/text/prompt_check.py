@@ -6,16 +6,14 @@ import shlex
 from pathlib import Path
 
 from ridgeline.errors import BadInput
-from ridgeline.hub.registry_models import registry_models
-from ridgeline.modelspec.checkpoints.locate import is_built_in
+from ridgeline.modelspec.checkpoints.locate import is_short_name
 
 
 def check_is_no_model(prompt: str) -> None:
     """BadInput for a prompt that names a model: the prompt was left out, and another model would
     answer its name."""
-    is_name = is_built_in(prompt) or prompt in registry_models()
     is_line = "\n" not in prompt and len(prompt) < 1000
-    if is_name or (is_line and _is_model_file(Path(prompt))):
+    if is_short_name(prompt) or (is_line and _is_model_file(Path(prompt))):
         raise BadInput(
             "generate needs a prompt after the model",
             value=prompt,

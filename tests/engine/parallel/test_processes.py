@@ -219,9 +219,9 @@ def test_a_killed_worker_ends_every_request_and_the_engine(two: Engine) -> None:
     began_s = time.monotonic()
     last = list(events)[-1]
     assert time.monotonic() - began_s < 8
-    assert isinstance(last, Failed)
+    assert isinstance(last, Failed) and last.cause == "engine"
     assert "rank 1" in last.error and "signal 9" in last.error
-    assert not two.is_healthy()
+    assert not two.is_healthy() and "rank 1" in str(two.death)
     with pytest.raises(EngineUnavailable, match="rank 1"):
         two.generate(PROMPTS[:1], GREEDY)
     two.close()
