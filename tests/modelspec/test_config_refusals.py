@@ -128,6 +128,8 @@ def test_family_refusals(family: str, change: dict[str, Any], named: str) -> Non
         {"use_sliding_window": False, "qkv_bias": False},
         {"_flash_attn_2_enabled": True, "model_max_length": 4096, "attn_dropout": 0.1},
         {"eos_token_id": -1},
+        {"layer_types": ["full_attention"] * 2},
+        {"quantization_config": {}},
     ],
 )
 def test_fields_that_say_nothing_are_left_unread(fields: dict[str, Any]) -> None:
@@ -153,6 +155,23 @@ def test_unknown_family_names_the_nearest_and_the_fields_that_differ() -> None:
     message = str(caught.value)
     assert "nearest known: glm4_moe" in message
     assert "has no odd_factor, odd_gate" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "qwen9"}, "nearest known: qwen"),
+        ({"model_type": "odd_vl", "text_config": {"model_type": "gemma9"}}, "text_config: gemma"),
+        ({"model_type": "bert"}, "encoder"),
+        ({"model_type": "deepseek_v32"}, "sparse attention.*predict"),
+        ({"model_type": "minimax_m3"}, "chosen blocks.*predict"),
+        ({}, "names no architecture"),
+    ],
+)
+def test_a_family_that_does_not_run_is_refused_in_one_line(config: Any, words: str) -> None:
+    with pytest.raises(BadModel, match=words) as caught:
+        spec_from_config({**TINY, **config}, name="t")
+    assert len(str(caught.value)) < 400
 
 
 json_values = st.recursive(

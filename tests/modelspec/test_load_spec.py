@@ -73,6 +73,8 @@ def test_an_end_token_that_no_logit_stands_for_is_none(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("missing", "no such model directory"),
+        ("smolm2", "smollm2"),
+        ("Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
         ("some-org/some-model", "ridgeline pull some-org/some-model"),
         ("empty", "no config.json"),
         ("lora", "LoRA"),

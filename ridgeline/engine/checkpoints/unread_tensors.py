@@ -23,6 +23,7 @@ HARMLESS_TENSORS: Mapping[str, str] = {
     ".kv_scale": "scales an FP8 KV cache; Ridgeline computes its own scales",
     ".q_scale": "scales queries for an FP8 KV cache",
     ".prob_scale": "scales attention weights for an FP8 KV cache",
+    ".prob_output_scale": "scales attention weights for an FP8 KV cache",
     "proj.output_scale": "scales an FP8 KV cache; Ridgeline computes its own scales",
     "visual.": "encodes images and video; only text is read",
     "mtp.": "predicts several tokens at once; only the model itself is read",

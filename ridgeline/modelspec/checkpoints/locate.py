@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from ridgeline.errors import BadModel
 from ridgeline.hub.cache import find_cached
 from ridgeline.hub.names import parse_remote
 from ridgeline.hub.registry_models import registry_models
-from ridgeline.modelspec.families.shapes import known_shapes, shape_table
+from ridgeline.modelspec.families.shapes import (
+    hub_repository,
+    known_shapes,
+    shape_of_repository,
+    shape_table,
+)
 
 BUILT_IN = ("demo", "demo-draft")
 _DUMMY = "dummy:"
-_FIX = "name a model directory, a GGUF file, OWNER/REPO of the Hugging Face Hub, or 'demo'"
+_FIX = (
+    "name a model directory, a GGUF file, OWNER/REPO of the Hugging Face Hub, 'smollm2' or 'demo'"
+)
 _UNSAFE = "pickled weights can run code when loaded; convert them to safetensors"
 _FOREIGN = {
     ".gguf": "name the .gguf file itself",
@@ -91,12 +99,18 @@ def model_path(name: str) -> Path:
 def _missing_fix(name: str) -> str:
     if name in BUILT_IN:
         return "this installation lacks its built-in models; install Ridgeline again"
-    shape = name.lower()
+    shape = shape_of_repository(name) or ""
+    repository = hub_repository(shape)
+    if repository is not None and "/" not in name:
+        dummy = f"; dummy:{shape} is its shape with random weights" * (shape in shape_table())
+        return f"on the Hugging Face Hub it is OWNER/REPO, as {repository}{dummy}"
     if shape in shape_table():
         return f"dummy:{shape} is this shape with random weights; for the model itself, {_FIX}"
     if shape in known_shapes():
         return f"inspect, plan and predict know this shape without weights; for others, {_FIX}"
-    return _FIX
+    near = difflib.get_close_matches(name.lower(), (*registry_models(), *known_shapes()), n=3)
+    meant = [n if n in registry_models() else hub_repository(n) or _DUMMY + n for n in near]
+    return f"perhaps {' or '.join(meant)} is meant; or {_FIX}" if near else _FIX
 
 
 def _what_is_there(path: Path) -> str:

@@ -34,6 +34,7 @@ from ridgeline.modelspec.checkpoints.quantization_config import (
 from ridgeline.modelspec.cost.serving_formats import quantised_as, serving_format
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.families.shapes import (
+    hub_repository,
     known_shapes,
     planning_config,
     planning_row,
@@ -49,7 +50,6 @@ from ridgeline.modelspec.format import INT4, dense
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import map_linears, rewrite_linears
 
-_ON_HUB = re.compile(r"https://huggingface\.co/([^/]+/[^/]+)/")
 _NARROWEST_FLOAT = 16  # bits; narrower GGUF tensors are quantised
 _PER_TENSOR_FP8 = "fbgemm_fp8"  # of which only the size is read
 
@@ -229,6 +229,4 @@ def repository_shape(repo: str) -> str | None:
 
 def hub_name(model: str) -> str | None:
     """The Hugging Face repository of a published shape; None where its source is elsewhere."""
-    name = dummy_shape(model) if is_dummy(model) else model
-    source = _ON_HUB.match(str(planning_row(name).get("source", "")))
-    return None if source is None else source[1]
+    return hub_repository(dummy_shape(model) if is_dummy(model) else model)

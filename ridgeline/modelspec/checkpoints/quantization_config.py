@@ -12,6 +12,7 @@ tensors themselves say is checked when they are read (`ridgeline.engine.checkpoi
 | compressed-tensors | pack-, int-, naive-, float-quantized, nvfp4- and mxfp4-pack-quantized |
 | compressed-tensors | sparse-24-bitmask, where nothing is quantised |
 | fp8 | e4m3 in blocks (`weight_scale_inv`) or with one scale per tensor |
+| fbgemm_fp8 | e4m3 with one scale per output |
 | modelopt | FP8 and NVFP4, also from hf_quant_config.json |
 | bitsandbytes | nf4 and fp4 (double quantisation too), LLM.int8 |
 | mxfp4 | the experts of gpt-oss |
@@ -38,11 +39,14 @@ _OLD_GPTQ, _MODELOPT = "quantize_config.json", "hf_quant_config.json"
 _RECIPE = "made"
 """Where `ridgeline quantize` notes how it made a checkpoint of any method."""
 _UNDERSTOOD: Mapping[str, str] = {
-    "gptq": "bits group_size sym desc_act checkpoint_format dynamic is_marlin_format w_bit "
+    "gptq": "bits group_size sym desc_act checkpoint_format format dynamic is_marlin_format w_bit "
     "q_group_size",
     "auto-round": "bits group_size sym packing_format data_type extra_config",
-    "awq": "bits w_bit group_size q_group_size zero_point version modules_to_not_convert",
+    "awq": "bits w_bit group_size q_group_size zero_point version format modules_to_not_convert",
+    "bitsandbytes": "load_in_4bit load_in_8bit bnb_4bit_quant_type llm_int8_threshold "
+    "bnb_4bit_use_double_quant llm_int8_skip_modules",
     "compressed-tensors": "config_groups format sparsity_config transform_config ignore",
+    "fbgemm_fp8": "modules_to_not_convert",
     "fp8": "fmt weight_block_size activation_scheme modules_to_not_convert ignored_layers "
     "scale_fmt dequantize",
     "mxfp4": "modules_to_not_convert dequantize",
@@ -57,15 +61,20 @@ _HARMLESS: Mapping[str, str] = {
     "model_file_base_name meta pack_dtype lm_head tokenizer dataset batch_size pad_token_id "
     "block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
     "use_exllama disable_exllama max_input_length exllama_config cache_block_outputs use_cuda_fp16 "
-    "model_seqlen backend parallel_packing mse",
+    "model_seqlen backend parallel_packing mse method quantizer act_group_aware hyb_act v2 "
+    "v2_alpha gptaq failsafe fallback offload_to_disk offload_to_disk_path",
     "auto-round": "amp autoround_version backend batch_size block_name_to_quantize "
     "enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input gradient_accumulate_steps "
     "iters low_gpu_mem_usage lr minmax_lr nsamples quant_block_list scale_dtype seqlen "
     "super_bits super_group_size to_quant_block_names act_bits act_data_type act_dynamic "
     "act_group_size act_sym static_kv_dtype",
-    "awq": "backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config",
+    "awq": "backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config method quantizer meta "
+    "desc_act sym lm_head pack_dtype checkpoint_format",
+    "bitsandbytes": "_load_in_4bit _load_in_8bit bnb_4bit_compute_dtype bnb_4bit_quant_storage "
+    "llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight",
     "compressed-tensors": "global_compression_ratio kv_cache_scheme quantization_status version",
-    "fp8": "",
+    "fbgemm_fp8": "activation_scale_ub",  # bounds what is rounded, which Ridgeline does not
+    "fp8": "kv_cache_scheme",
     "mxfp4": "",
     "modelopt": "kv_cache_scheme",
 }
@@ -76,7 +85,7 @@ def quantization_config_of(path: Path, config: Mapping[str, Any]) -> Any:
 
     config.json comes first, then the files in which older tools keep it.
     """
-    if config.get(KEY) is not None:
+    if config.get(KEY) not in (None, {}):
         return config[KEY]
     if (path / _OLD_GPTQ).is_file():
         return {**read_json(path / _OLD_GPTQ), "quant_method": "gptq"}
@@ -101,7 +110,7 @@ def read_quantization_config(config: Any, where: str) -> QuantisedCheckpoint:
 def _check_keys(method: str, config: Mapping[str, Any], where: str) -> None:
     """Refuse keys that are neither understood nor harmless: ignoring them could change results."""
     if method not in _UNDERSTOOD:
-        return  # bitsandbytes reads its switches one by one; torchao is refused
+        return  # torchao, which is refused
     known = {"quant_method", _RECIPE, *_UNDERSTOOD[method].split(), *_HARMLESS[method].split()}
     for key, value in config.items():
         if key not in known and value not in (None, {}, [], False):
@@ -130,7 +139,7 @@ def _group(config: Mapping[str, Any], where: str) -> int | None:
 
 def _gptq(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     bits = _bits(config, where, (2, 3, 4, 8))
-    layout = config.get("checkpoint_format") or "gptq"
+    layout = config.get("checkpoint_format") or config.get("format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
         raise _refused(where, f"unknown checkpoint_format {layout!r}", "gptq, gptq_v2")
     if config.get("is_marlin_format"):
@@ -160,6 +169,9 @@ def _with_rules(
     if not isinstance(rules, Mapping):
         raise _refused(where, f"cannot read the rules {rules!r:.60} (dynamic)")
     plain = {key: value for key, value in config.items() if key != "dynamic"}
+    for settings in rules.values():
+        if isinstance(settings, Mapping):
+            _check_keys("gptq", settings, where)
     scopes = [
         (("re:" + str(pattern).removeprefix("+:"),), _gptq({**plain, **settings}, where))
         for pattern, settings in rules.items()
@@ -187,7 +199,7 @@ def _auto_round(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
 
 
 def _awq(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    version = str(config.get("version", "gemm")).lower()
+    version = str(config.get("version") or config.get("format") or "gemm").lower()
     if version != "gemm":
         raise _refused(where, f"AWQ in the layout {version!r}", "gemm")
     zeros = config.get("zero_point", True)
@@ -236,12 +248,35 @@ def _scope(group: Any, layout: Any, where: str) -> tuple[tuple[str, ...], Quanti
     targets = group.get("targets") if isinstance(group, Mapping) else None
     if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
         raise _refused(where, f"a config group with targets {targets!r}")
+    _check_group(group, where)
     layout = group.get("format") or layout
     if layout not in _COMPRESSED:
         raise _refused(
             where, f"compressed-tensors in the format {layout!r}", ", ".join(_COMPRESSED)
         )
     return tuple(targets), _compressed_weights(group.get("weights"), layout, where)
+
+
+_IN_GROUP = frozenset(("targets", "weights", "format", "input_activations"))
+_OF_WEIGHTS = frozenset(
+    # the second line says how scales were found, and dtypes that their tensors show
+    """
+    num_bits type strategy group_size symmetric actorder block_structure
+    observer observer_kwargs zp_dtype scale_dtype
+    """.split()  # noqa: SIM905
+)
+
+
+def _check_group(group: Mapping[str, Any], where: str) -> None:
+    """Refuse what a config group says beyond how weights are stored: rounded outputs, for one."""
+    weights = group.get("weights")
+    for what, known, given in (
+        ("a config group", _IN_GROUP, group),
+        ("the weights of a config group", _OF_WEIGHTS, weights),
+    ):
+        for key, value in given.items() if isinstance(given, Mapping) else ():
+            if key not in known and value not in (None, {}, [], False):
+                raise _refused(where, f"the key {key} of {what} is not understood: {value!r:.60}")
 
 
 def _compressed_weights(weights: Any, layout: str, where: str) -> QuantisedCheckpoint:
@@ -322,7 +357,14 @@ def _block(config: Any, where: str) -> tuple[int, int]:
     return (config[0], config[1])
 
 
+def _fbgemm(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    """FP8 with a scale per output, as Llama 3.1 405B was published."""
+    return QuantisedCheckpoint(codec="scaled", name="FP8 (fbgemm)", bits=8, integers=False)
+
+
 def _bitsandbytes(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    if config.get("load_in_8bit") and config.get("load_in_4bit"):
+        raise _refused(where, "bitsandbytes with both load_in_8bit and load_in_4bit")
     if config.get("load_in_8bit"):
         threshold = config.get("llm_int8_threshold", 6.0)
         if not isinstance(threshold, int | float) or not 0 <= threshold < inf:
@@ -352,6 +394,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], QuantisedCheckpoint]] 
     "auto-round": _auto_round,
     "awq": _awq,
     "compressed-tensors": _compressed,
+    "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,

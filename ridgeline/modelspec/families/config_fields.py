@@ -48,7 +48,7 @@ FIXED: dict[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False,),
     "pruned_heads": ({},),
     "rope_interleaved": (False,),
-    "quantization_config": (None,),
+    "quantization_config": (None, {}),
     "tf_legacy_loss": (False,),
     "tie_encoder_decoder": (False,),
     "tie_word_embeddings": (False, True),
@@ -195,7 +195,7 @@ def check_names(
 ) -> None:
     """Raise BadModel for the first field that is not understood, harmless, or at a fixed value.
 
-    A field that is null says nothing.
+    A field that is null says nothing, and `layer_types` nothing new where all attention is full.
     """
     off = {key: values for key, values in OFF.items() if key not in understood}
     allowed = {**off, **FIXED, **fixed}
@@ -203,8 +203,14 @@ def check_names(
         if key in allowed:
             if value not in allowed[key]:
                 raise _refusal(where, key, value, f"supported: {_or(allowed[key])}")
+        elif key == "layer_types" and key not in understood and _all_full(value):
+            continue
         elif key not in understood and key not in HARMLESS and value is not None:
             raise _refusal(where, key, value, None)
+
+
+def _all_full(kinds: object) -> bool:
+    return isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
 
 
 def _refusal(where: str, key: str, value: object, limit: str | None) -> BadModel:

@@ -6,8 +6,10 @@ a row and a config.json into a ModelSpec without branching on a family's name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import SequenceMatcher
 from typing import Any
 
 from ridgeline.errors import BadModel
@@ -27,7 +29,7 @@ from ridgeline.modelspec.families.layer_inputs import LAYER_INPUT_FAMILIES
 from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
 from ridgeline.modelspec.families.mixtures import MIXTURES
 from ridgeline.modelspec.families.rope_config import RopeFields
-from ridgeline.modelspec.families.unsupported import REFUSED, UNSUPPORTED
+from ridgeline.modelspec.families.unsupported import REFUSED, UNSUPPORTED, planned_as
 from ridgeline.modelspec.families.wrappers import WRAPPERS, text_part
 from ridgeline.modelspec.model import ModelSpec
 
@@ -329,18 +331,31 @@ def _family_name(config: Mapping[str, Any], where: str) -> str:
         by_architecture = {row.architecture: key for key, row in FAMILIES.items()}
         model_type = next((by_architecture.get(a) for a in architectures), None)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        asked = config.get("model_type") or architectures or None
-        reason = UNSUPPORTED.get(str(asked))
-        raise BadModel(
-            f"{where}: the architecture is not supported",
-            value=asked,
-            limit=f"supported: {', '.join(FAMILIES)}; {describe_nearest(config, FAMILIES)}",
-            fix=REFUSED.get(str(asked))
-            if reason is None
-            else f"only `ridgeline plan` and `predict` read it: {reason}",
-        )
+        raise _unsupported(config, where)
     _check_architecture(config, FAMILIES[model_type].architecture, model_type, where)
     return model_type
+
+
+def _unsupported(config: Mapping[str, Any], where: str) -> BadModel:
+    """The refusal of a family that does not run: the reason if it is known, or the nearest one."""
+    asked = config.get("model_type") or config.get("architectures") or None
+    if asked is None:
+        return BadModel(f"{where}: it names no architecture (model_type)", limit=_nearest(config))
+    reason = UNSUPPORTED.get(str(asked)) or planned_as(config)[1]
+    if reason:
+        return BadModel(
+            f"{where}: the engine does not run this architecture",
+            value=asked,
+            limit=reason,
+            fix="only `ridgeline plan` and `predict` read it",
+        )
+    return BadModel(
+        f"{where}: the architecture is not supported",
+        value=asked,
+        limit=REFUSED.get(str(asked)) or _nearest(config),
+        fix=f"{len(FAMILIES)} families run, and the text of {len(WRAPPERS)} image models: see "
+        "docs/reference/models.md",
+    )
 
 
 def _architectures(config: Mapping[str, Any], where: str) -> list[str]:
@@ -376,31 +391,40 @@ def _with_aliases(config: Mapping[str, Any], row: Family, where: str) -> dict[st
 
 
 _SHOWN = 12
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where models of images and sound describe their language model."""
 
 
-def nearest_family(
-    config: Mapping[str, Any], families: Mapping[str, Family]
-) -> tuple[str, tuple[str, ...]]:
+def nearest_family(config: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """The family that understands most fields of `config`, and the fields that it does not.
 
-    Of two that understand as many, the one that reads the fewest other fields.
+    A related name is worth two fields. Of families that are as near, the one whose name is the most
+    alike, then the one that reads the fewest other fields.
     """
     fields = {key for key in config if key not in HARMLESS and key not in FIXED}
+    asked = str(config.get("model_type") or "")
 
-    def distance(name: str) -> tuple[int, int]:
-        known = families[name].understood | families[name].fixed.keys()
-        return len(fields - known), len(known - fields)
+    def distance(name: str) -> tuple[float, float, int]:
+        known = FAMILIES[name].understood | FAMILIES[name].fixed.keys()
+        alike = _stem(asked) == _stem(name) and SequenceMatcher(None, asked, name).ratio()
+        return len(fields - known) - 2 * bool(alike), -alike, len(known - fields)
 
-    name = min(families, key=distance)
-    row = families[name]
+    name = min(FAMILIES, key=distance)
+    row = FAMILIES[name]
     return name, tuple(sorted(fields - row.understood - row.fixed.keys()))
 
 
-def describe_nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> str:
+def _stem(name: str) -> str:
+    """The letters that a family's versions share: qwen of qwen3_moe."""
+    return re.split(r"[^a-z]", name.lower())[0]
+
+
+def _nearest(config: Mapping[str, Any]) -> str:
     """The nearest family and the fields that differ, in words."""
-    text = config.get("text_config")
-    name, unknown = nearest_family(text if isinstance(text, dict) else config, families)
+    inner = next((key for key in _INNER if isinstance(config.get(key), dict)), None)
+    name, unknown = nearest_family(config if inner is None else config[inner])
+    start = f"nearest known{f' to its {inner}' if inner else ''}: {name}"
     if not unknown:
-        return f"nearest known: {name}, whose fields it has"
+        return f"{start}, whose fields it has"
     more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-    return f"nearest known: {name}, which has no {', '.join(unknown[:_SHOWN])}{more}"
+    return f"{start}, which has no {', '.join(unknown[:_SHOWN])}{more}"

@@ -50,6 +50,9 @@ aiconfigurator-core 0.12.0 (2026-11-28); the others were not compared.
 """
 
 
+_ON_HUB = re.compile(r"https://huggingface\.co/([^/]+/[^/]+)/")
+
+
 @cache
 def shape_table() -> dict[str, dict[str, Any]]:
     """Shapes that the engine runs, by name: config.json fields, and their `source`."""
@@ -115,6 +118,12 @@ def shape_config(name: str) -> dict[str, Any]:
 def planning_row(name: str) -> dict[str, Any]:
     """The row of any published shape; empty for an unknown name."""
     return shape_table().get(name) or planning_table().get(name) or {}
+
+
+def hub_repository(name: str) -> str | None:
+    """The Hugging Face repository of a published shape; None where its source is elsewhere."""
+    source = _ON_HUB.match(str(planning_row(name).get("source", "")))
+    return None if source is None else source[1]
 
 
 def planning_config(name: str) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from ridgeline.modelspec.cost import (
     resident_weight_bytes,
     weight_bytes,
 )
-from ridgeline.modelspec.families.shapes import known_shapes, shape_table
+from ridgeline.modelspec.families.shapes import known_shapes, planning_config
+from ridgeline.modelspec.families.unsupported import UNSUPPORTED, planned_as
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 from ridgeline.plan.step_time.memory import UTILIZATION
 from ridgeline.plan.step_time.predict import OperatingPoint, predict
@@ -109,9 +110,15 @@ def _fitting_model(name: str, speed: Callable[[str, str], PredictedSpeed]) -> Fi
         name=name,
         hub=hub_name(name),
         num_params=num_params(load_planning_spec(name)),
-        runs=name in shape_table(),
+        runs=_runs(name),
         speeds=speeds,
     )
+
+
+def _runs(name: str) -> bool:
+    """Whether the engine knows the shape's family; it may run on one that is not `dummy:NAME`."""
+    known, reason = planned_as(planning_config(name))
+    return not reason and known["model_type"] not in UNSUPPORTED
 
 
 def _predict_speed(device: Accelerator, name: str, weight_format: str) -> PredictedSpeed:

@@ -170,6 +170,13 @@ def test_words_with_padding_bits_are_unpacked() -> None:
     assert torch.equal(unpack(packed, 3, 20, wasteful=True), numbers)
 
 
+def grouped(**fields: Any) -> dict[str, Any]:
+    """A config of 8-bit integers whose only group has further fields."""
+    config = compressed("int-quantized", num_bits=8)
+    groups = config["config_groups"]
+    return {**config, "config_groups": {key: {**row, **fields} for key, row in groups.items()}}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -191,8 +198,28 @@ def test_words_with_padding_bits_are_unpacked() -> None:
         (compressed("pack-quantized", num_bits=4, type="float", strategy="group"), "float"),
         (compressed("pack-quantized", num_bits=4, strategy="group"), "group_size"),
         (["gptq"], "not an object"),
+        (compressed("int-quantized", num_bits=8, dynamic=True), "dynamic"),
+        (compressed("int-quantized", num_bits=8, rotated="hadamard"), "rotated"),
+        (grouped(output_activations={"num_bits": 8}), "output_activations"),
+        (grouped(lookup_table=[1, 2]), "lookup_table"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"down": {"rotated": 1}}}, "rotated"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "rotated": 1}, "rotated"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": True}, "both"),
     ],
 )
 def test_unknown_and_contradictory_configs_are_rejected(config: Any, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         read_quantization_config(config, "here")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "gptq", "bits": 4, "method": "gptq", "format": "gptq_v2", "hyb_act": True},
+        {"quant_method": "awq", "bits": 4, "method": "awq", "format": "gemm", "desc_act": False},
+        {"quant_method": "fp8", "kv_cache_scheme": "static"},
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+    ],
+)
+def test_notes_of_other_tools_are_harmless(config: Any) -> None:
+    read_quantization_config(config, "here")

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import (
     ApertusConfig,
     ArceeConfig,
@@ -46,6 +47,8 @@ from transformers import AutoModelForCausalLM as Auto
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.gguf_architectures.config import gguf_config
+from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.model import ModelSpec
@@ -714,6 +717,7 @@ def test_unknown_tensors_are_refused_by_name(
         ("attention.causal", False),
         ("rope.freq_base_swa", 5e5),
         ("rope.scaling.yarn_attn_factor", 1.5),
+        ("rope.scaling.attn_factor", 1.2),  # llama.cpp multiplies q and k with it, scaled or not
     ],
 )
 def test_unknown_keys_are_refused_by_name(key: str, value: Any, plain: Any, tmp_path: Path) -> None:
@@ -721,6 +725,27 @@ def test_unknown_keys_are_refused_by_name(key: str, value: Any, plain: Any, tmp_
     name = write(tmp_path / "m.gguf", "llama", tensors, {key: value})
     with pytest.raises(BadModel, match=key.rpartition(".")[2].split("_")[0]):
         load_spec(name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("general.type", "mmproj", "image encoder"),
+        ("general.type", "adapter", "LoRA"),
+        ("tokenizer.ggml.suppress_tokens", [3], "suppress_tokens"),
+        ("tokenizer.ggml.new_rule", True, "new_rule"),
+        ("llama.context_length", None, "llama.context_length"),
+        ("llama.attention.layer_norm_rms_epsilon", None, "layer_norm_rms_epsilon"),
+    ],
+)
+def test_keys_outside_the_architecture_and_missing_ones_are_named(
+    key: str, value: Any, word: str, plain: Any, tmp_path: Path
+) -> None:
+    file = read_gguf(write(tmp_path / "m.gguf", "llama", plain[1], {}))
+    metadata = {k: v for k, v in file.metadata.items() if k != key}
+    metadata |= {} if value is None else {key: value}
+    with pytest.raises(BadModel, match=word):
+        gguf_config(replace(file, metadata=metadata))
 
 
 def test_neutral_keys_are_accepted(plain: Any, tmp_path: Path) -> None:

@@ -90,8 +90,54 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Keys whose listed values mean that the model has no such thing."""
 
 
+_REQUIRED = ("block_count", "context_length", "embedding_length", "attention.head_count")
+"""Keys without which llama.cpp does not load a file."""
+
+_NO_MODELS: Mapping[str, str] = {
+    "adapter": "a LoRA adapter: name the model's own file, and this one converted to safetensors "
+    "with --lora-modules",
+    "imatrix": "statistics for quantisation, without weights",
+    "mmproj": "the image encoder of a model: name the model's own file",
+    "vocab": "a tokenizer without weights",
+}
+_TOKENIZER_KEYS = frozenset(
+    # read by gguf_tokens and by the engine's tokenizer
+    """
+    model pre tokens token_type scores merges add_bos_token add_eos_token add_space_prefix
+    bos_token_id eos_token_id eot_token_id eom_token_id unknown_token_id
+    fim_pad_token_id fim_rep_token_id fim_sep_token_id
+    """.split()  # noqa: SIM905
+    # of encoders, or names of tokens that generation does not use
+    + """
+    token_type_count cls_token_id mask_token_id padding_token_id seperator_token_id add_sep_token
+    fim_pre_token_id fim_suf_token_id fim_mid_token_id prefix_token_id suffix_token_id
+    middle_token_id remove_extra_whitespaces precompiled_charsmap
+    """.split()  # noqa: SIM905
+)
+"""Keys after `tokenizer.ggml.`; the last two are read for unigram tokenizers, which are refused."""
+
+
+def _check_outside(file: Gguf) -> None:
+    """Keys outside the architecture. Those of `general`, `split`, `quantize` and of unknown tools
+    are notes about the file: llama.cpp reads none of them to compute."""
+    kind = file.metadata.get("general.type", "model")
+    if "adapter.type" in file.metadata:
+        kind = "adapter"
+    if kind in _NO_MODELS:
+        raise BadModel("the GGUF file holds no model", value=kind, fix=_NO_MODELS[str(kind)])
+    for name, value in file.metadata.items():
+        key = name.removeprefix("tokenizer.ggml.")
+        if key != name and key not in _TOKENIZER_KEYS and value not in (False, [], 0):
+            raise BadModel(
+                f"the GGUF key {name} is not understood, and leaving it out could change texts",
+                value=str(value)[:80],
+                fix=SAFETENSORS,
+            )
+
+
 def gguf_config(file: Gguf) -> dict[str, Any]:
     """The Hugging Face config of the model. Raises BadModel for what would be lost."""
+    _check_outside(file)
     row = architecture_of(file)
     keys = keys_of(file)
     _check(file, keys, row)
@@ -139,9 +185,11 @@ def _check(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> None:
                 value=str(value)[:80],
                 fix=SAFETENSORS,
             )
-    for name in ("adapter.type", "tokenizer.ggml.suppress_tokens"):
-        if file.metadata.get(name):
-            raise BadModel(f"the GGUF key {name} is not understood", value=file.metadata[name])
+    eps = "attention.layer_norm_epsilon"
+    eps = eps if eps in row.fields else "attention.layer_norm_rms_epsilon"
+    for key in (*_REQUIRED, eps):
+        if key not in keys:
+            raise BadModel(f"the GGUF file lacks the key {start}.{key}", fix=SAFETENSORS)
     if row.family in ("mixtral", "qwen3_moe") and "blk.0.ffn_gate.0.weight" in file.tensors:
         raise BadModel(
             "GGUF files with one tensor per expert (written before April 2024) are not supported",

@@ -72,6 +72,13 @@ def _refuse_other_scaling(keys: Mapping[str, Any], tensor: str) -> None:
 def scaling_of(keys: Mapping[str, Any]) -> dict[str, Any]:
     kind = keys.get("rope.scaling.type", "linear")
     factor = float(keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0)
+    if kind != "yarn" and keys.get("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise BadModel(
+            "GGUF files with rope.scaling.attn_factor are supported with YaRN and with factors of "
+            "single frequencies only",
+            value=keys["rope.scaling.attn_factor"],
+            fix=SAFETENSORS,
+        )
     if kind == "none" or (kind in ("linear", "longrope") and factor == 1.0):
         return {}
     out = {"rope_type": kind, "factor": factor}
