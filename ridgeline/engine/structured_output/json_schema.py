@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ridgeline.engine.structured_output.repeats import check_repeats
-from ridgeline.engine.structured_output.width import Widest, check_depth, check_width
+from ridgeline.engine.structured_output.repeats import check_group_copies, check_repeats
+from ridgeline.engine.structured_output.width import Widest, check_depth, check_width, schemas_in
 
 KNOWN_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -103,6 +103,7 @@ def _supported(schema: Any) -> Any:
     if schema is False:
         raise ValueError("the schema false allows no value")
     check_width(schema)
+    check_group_copies(pattern for node in schemas_in(schema) for pattern in _patterns(node))
     return {} if schema is True else _simplified(schema)
 
 
@@ -110,18 +111,18 @@ def _simplified(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = {key: _part(key, value) for key, value in schema.items()}
-    _check_patterns(schema)
+    for pattern in _patterns(schema):
+        check_repeats(pattern)
     for simplify in _SIMPLIFY:
         simplify(kept)
     return kept
 
 
-def _check_patterns(schema: _Schema) -> None:
-    if isinstance(pattern := schema.get("pattern"), str):
-        check_repeats(pattern)
-    if isinstance(by_pattern := schema.get("patternProperties"), dict):
-        for pattern in by_pattern:
-            check_repeats(pattern)
+def _patterns(schema: _Schema) -> list[str]:
+    """The regular expressions of a schema, without those of the schemas in it."""
+    by_pattern = schema.get("patternProperties")
+    patterns = [schema.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())]
+    return [pattern for pattern in patterns if isinstance(pattern, str)]
 
 
 def _part(key: str, value: Any) -> Any:

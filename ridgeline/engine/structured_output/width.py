@@ -46,7 +46,7 @@ def check_width(schema: Any) -> Widest:
     Raises ValueError if it is too wide, or if an object has too many patterns.
     """
     widths = _Widths(schema)
-    widest = max((widths.of(node) for node in _nodes(schema)), key=lambda own: own.width)
+    widest = max((widths.of(node) for node in schemas_in(schema)), key=lambda own: own.width)
     if widest.width > MAX_WIDTH:
         raise ValueError(
             f"{widest.width} optional properties may come next at one place;"
@@ -55,7 +55,7 @@ def check_width(schema: Any) -> Widest:
     return widest
 
 
-def _nodes(schema: Any) -> Iterator[_Schema]:
+def schemas_in(schema: Any) -> Iterator[_Schema]:
     """Every object in a schema, the schema first; also those that are no schemas."""
     yield schema if isinstance(schema, dict) else {}
     waiting = [schema]

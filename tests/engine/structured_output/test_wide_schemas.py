@@ -12,7 +12,12 @@ import torch
 
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.scheduler.plan import SamplePoint
-from ridgeline.engine.structured_output.repeats import MAX_COPIES, count_copies
+from ridgeline.engine.structured_output.repeats import (
+    MAX_COPIES,
+    MAX_GROUP_COPIES,
+    count_copies,
+    count_group_copies,
+)
 from ridgeline.engine.structured_output.width import (
     MAX_DEPTH,
     MAX_PATTERNS,
@@ -171,6 +176,32 @@ def test_too_many_copies_are_refused_with_number_and_limit(engine: Engine, kind:
     text = json.dumps({"type": "string", "pattern": text}) if kind == "json" else text
     with pytest.raises(BadGrammar, match=f"90000 copies .*; {MAX_COPIES} are allowed"):
         engine._masks.prepare(OutputGrammar(kind, text))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "copies"),
+    [
+        ("(ab){4}", 6),
+        ("a{4}[b-z]{4}", 0),
+        ("((ab){100}c){199}", 39_996),
+        ("(a{3}b{2}){10}", 18),
+        ("(ab|c){2}x", 3),
+        (r"\(ab){9000}", 0),
+    ],
+)
+def test_characters_that_repeated_groups_add(pattern: str, copies: int) -> None:
+    assert count_group_copies(pattern) == copies
+
+
+@pytest.mark.parametrize("num_patterns", [1, 10])
+def test_repeated_groups_of_patterns_are_bounded_together(
+    engine: Engine, num_patterns: int
+) -> None:
+    """`(ab){19000}` was accepted, and failed in the middle of an answer after a mask of 31 ms."""
+    pattern = f"^(ab){{{MAX_GROUP_COPIES // 2 // num_patterns + 2}}}$"
+    parts = [{"type": "string", "pattern": f"{i}{pattern}"} for i in range(num_patterns)]
+    with pytest.raises(BadGrammar, match=f"repeated groups; {MAX_GROUP_COPIES} are allowed"):
+        engine._masks.prepare(OutputGrammar("json", json.dumps({"anyOf": parts})))
 
 
 def random_schema(rng: random.Random, depth: int) -> Any:
