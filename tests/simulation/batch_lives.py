@@ -1,7 +1,8 @@
 """Batches of a server that is killed and started again over the same store.
 
-A life ends by itself, at a random instant, or in a random transaction, before or after it is
-durable. In between the disk is full for a while, the time of day jumps, and the batch worker dies.
+A life ends by itself, at a random instant, between any two awaits, or in a random transaction,
+before or after it is durable. In between the disk is full for a while, the time of day jumps, and
+the batch worker dies.
 In the end every request of every batch has exactly one line, and a successful line the right text.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import sqlite3
 import tempfile
@@ -30,6 +32,8 @@ _END_STATES = ("completed", "failed", "expired", "cancelled")
 _BOUNDARY = "simulated"
 _JSON = {"content-type": "application/json"}
 _REFUSALS = {503, 507}
+_MEMORY = Path("/dev/shm")
+"""Stores are made there if it exists: a disk's `fsync` took longer than the rest of a life."""
 
 
 class Killed(BaseException):
@@ -49,11 +53,13 @@ class BatchLives:
         self.num_created = 0
         self.fault: str | None = "the batch worker has ended"  # as /health names it
         self.is_cancelling = self.rng.random() < 0.15
+        self.has_lost_worker = False
 
     def run(self) -> None:
         num_lives = self.rng.choice((1, 2, 3, 4))
         for number in range(num_lives):
             Life(self, number, is_last=number == num_lives - 1).run()
+        assert not self.has_lost_worker, "the batch worker has ended by itself"
         assert self.fault == "the batch worker has ended", "a dead batch worker goes unnoticed"
 
     def input_file(self) -> bytes:
@@ -71,7 +77,7 @@ class Life:
         self.lives, self.number, self.is_last, self.rng = lives, number, is_last, lives.rng
         self.loop = VirtualLoop(self.rng)
         self.killed = asyncio.Event()
-        self.is_draining = self.is_broken = False
+        self.is_draining = self.is_broken = self.has_ended_worker = False
         setup = Setup(store=lives.path, num_blocks=40, max_num_seqs=self.rng.choice((1, 3)))
         self.sim = SimulatedServer(self.loop, self.rng, setup)
         self.sim.wall_s = lives.wall_s
@@ -79,8 +85,11 @@ class Life:
         assert worker is not None
         self.store: Any = worker._store
         self.store._owner = f"life {number}"
-        self.deadly_transaction = 0 if is_last else self.rng.choice((0, self.rng.randint(1, 40)))
-        self._watch_transactions()
+        self.end = "drain" if is_last else self.rng.choice(("instant", "callback", "transaction"))
+        if self.end == "transaction":
+            self._die_in_transaction(self.rng.randint(1, 40))
+        elif self.end == "callback":
+            self._die_before_callback(self.rng.randint(1, 300))
 
     def note(self, text: str) -> None:
         self.lives.trace.append(f"life {self.number} {self.loop.now_s - 1000:8.4f} {text}")
@@ -101,17 +110,17 @@ class Life:
         serving = asyncio.ensure_future(self.sim.serve())
         while not self.loop.listeners and not self.killed.is_set():
             await asyncio.sleep(0.01)
-        if not self.is_last and not self.deadly_transaction:
+        if self.end == "instant":
             within_s = self.rng.choice((0.1, 0.5, 3.0))
             self.loop.call_later(self.rng.uniform(0, within_s), self.kill, "at an instant")
-        if not self.is_last:
-            self._plan_faults()
+        self._plan_faults()
         working = asyncio.ensure_future(self._work())
         killed = asyncio.ensure_future(self.killed.wait())
         await asyncio.wait({working, killed}, return_when=asyncio.FIRST_COMPLETED)
         if self.killed.is_set():
             return
         await working
+        self._check_worker()
         self.is_draining = True
         self.sim.drain()
         await serving
@@ -120,6 +129,7 @@ class Life:
     def kill(self, how: str) -> None:
         """Nothing that happens from here on reaches the disk."""
         if not self.killed.is_set():
+            self._check_worker()
             self.note(f"killed {how}")
             self.killed.set()
             self.store._db._connection.close()
@@ -134,7 +144,19 @@ class Life:
 
     # faults
 
-    def _watch_transactions(self) -> None:
+    def _die_before_callback(self, number: int) -> None:
+        """Die before the n-th callback of the loop, and thereby between any two awaits."""
+        count = 0
+
+        def before_callback() -> None:
+            nonlocal count
+            count += 1
+            if count == number:
+                self.kill(f"before callback {number}")
+
+        self.loop.before_callback = before_callback
+
+    def _die_in_transaction(self, number: int) -> None:
         """Die in the n-th transaction, before or after its commit."""
         database, original, count = self.store._db, self.store._db.transaction, 0
 
@@ -142,7 +164,7 @@ class Life:
         def transaction() -> Iterator[sqlite3.Connection]:
             nonlocal count
             count += 1
-            is_deadly = count == self.deadly_transaction
+            is_deadly = count == number
             is_durable = is_deadly and self.rng.random() < 0.5
             with original() as connection:
                 yield connection
@@ -164,7 +186,7 @@ class Life:
         if rng.random() < 0.4:
             jump_s = rng.choice((-3600, -10, 60, 90_000))
             loop.call_later(rng.uniform(0, within_s), self._jump, jump_s)
-        if rng.random() < 0.2:
+        if rng.random() < 0.2 and not self.is_last:
             loop.call_later(rng.uniform(0, within_s), self._end_worker)
 
     def _fill_disk(self, for_s: float) -> None:
@@ -185,7 +207,12 @@ class Life:
         self.note(f"the time of day jumps by {by_s} s")
         self.sim.wall_s += by_s
 
+    def _check_worker(self) -> None:
+        if self.sim.worker is not None and self.sim.worker.has_died and not self.has_ended_worker:
+            self.lives.has_lost_worker = True
+
     def _end_worker(self) -> None:
+        self.has_ended_worker = True
         self.note("the batch worker is cancelled")
         for task in asyncio.all_tasks(self.loop):
             if "BatchWorker.run" in repr(task.get_coro()):
@@ -301,7 +328,8 @@ def check_line(generation: Generation, body: dict[str, Any]) -> None:
 
 def simulate_batches(seed: int) -> list[str]:
     """Run a seed; its trace."""
-    with seeded(seed), tempfile.TemporaryDirectory() as folder:
+    parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with seeded(seed), tempfile.TemporaryDirectory(dir=parent) as folder:
         lives = BatchLives(seed, Path(folder))
         try:
             lives.run()

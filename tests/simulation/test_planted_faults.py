@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
@@ -16,10 +18,16 @@ from ridgeline.engine.scheduler.plan import Run, RunOutput
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.tokenization.template_process.client import ProcessTemplate
 from ridgeline.records import Event, Finished, Request, Token
+from ridgeline.serve.batch import store as store_module
+from ridgeline.serve.batch import worker as worker_module
+from ridgeline.serve.batch.records import BatchResult
+from ridgeline.serve.batch.store import BatchStore
+from ridgeline.serve.batch.worker import BatchWorker
 from ridgeline.serve.generation.stream import ResponseStream
 from ridgeline.serve.metrics.request_timer import RequestTimer
 from ridgeline.serve.model_group import ModelGroup
 from ridgeline.serve.service import Service
+from tests.simulation.batch_lives import simulate_batches
 from tests.simulation.model import HashRunner
 from tests.simulation.models import SimulatedAdapters
 from tests.simulation.renderers import VirtualProcess
@@ -146,6 +154,33 @@ PLANTS: list[tuple[Plant, str]] = [
 ]
 
 
+def result_and_count_are_two_transactions(patch: pytest.MonkeyPatch) -> None:
+    def settle(self: BatchStore, results: Iterable[BatchResult]) -> int:
+        results = list(results)
+        with self._db.transaction() as db:
+            accepted = [result for result in results if store_module._store_result(db, result)]
+        with self._db.transaction() as db:
+            for result in accepted:
+                store_module._count_results(db, result.lease.batch_id, [result])
+                store_module._finalize_if_complete(db, result.lease.batch_id, int(self._clock()))
+        return len(accepted)
+
+    patch.setattr(BatchStore, "settle", settle)
+
+
+def death_of_the_worker_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BatchWorker, "has_died", False)
+
+
+def full_disk_ends_the_worker(patch: pytest.MonkeyPatch) -> None:
+    """Instead of being logged, after which it tries again."""
+
+    def end(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    patch.setattr(worker_module, "_LOG", mock.Mock(exception=end))
+
+
 FIRST_SEEDS = {dead_renderer_is_used: 60, hanging_renderer_is_left_behind: 60}
 """Bugs that only rare faults show, from where on they do, which saves the seeds before."""
 
@@ -156,3 +191,22 @@ def test_planted_bug_is_found(plant: Plant, message: str, monkeypatch: pytest.Mo
     with pytest.raises(Violation, match=message):
         for seed in range(FIRST_SEEDS.get(plant, 0), 150):
             simulate(seed)
+
+
+BATCH_PLANTS: list[tuple[Plant, str, int]] = [
+    (result_and_count_are_two_transactions, "'status': 'in_progress'", 44),
+    (death_of_the_worker_goes_unnoticed, "a dead batch worker goes unnoticed", 0),
+    (full_disk_ends_the_worker, "ended by itself", 11),
+]
+"""With the first seed that shows it."""
+
+
+@pytest.mark.parametrize(
+    ("plant", "message", "seed"), BATCH_PLANTS, ids=[plant.__name__ for plant, *_ in BATCH_PLANTS]
+)
+def test_planted_bug_of_batches_is_found(
+    plant: Plant, message: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=message):
+        simulate_batches(seed)

@@ -32,12 +32,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.transports: list[Any] = []
         self.faults: list[str] = []
         self.spent_s = 0.0  # how long the function of `run_in_executor` that runs now has waited
+        self.before_callback: Callable[[], None] | None = None
         self._selector.close()
         self._selector = _JumpingSelector(self)
         self.set_exception_handler(self._note_fault)
 
     def time(self) -> float:
         return self.now_s
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        """`before_callback`, if set, runs before each of these: between any two awaits."""
+        if self.before_callback is None:
+            return super().call_soon(callback, *args, context=context)
+        return super().call_soon(self._run_observed, callback, *args, context=context)
+
+    def _run_observed(self, callback: Callable[..., Any], *args: Any) -> None:
+        if self.before_callback is not None:
+            self.before_callback()
+        callback(*args)
 
     def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, **rest: Any) -> Any:
         return self.call_soon(callback, *args, **rest)
