@@ -21,10 +21,14 @@ READERS = (
     "ridgeline.serve.openai",
     "ridgeline.serve.anthropic",
     "ridgeline.measure.client",
+    "jinja2",
 )
 """Only these are instrumented: the rest of what they import would take minutes."""
 
 with atheris.instrument_imports(include=[*READERS]):
+    import jinja2.ext
+    import jinja2.sandbox  # noqa: F401
+
     from tests.fuzz.run import fault_of
     from tests.fuzz.targets import TARGETS
 

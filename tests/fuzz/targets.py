@@ -27,6 +27,7 @@ from ridgeline.measure.workload.jsonl import read_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.families.shapes import shape_config, shape_table
 from ridgeline.plan.calibration.calibration import load_calibration
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.workflows.optimize.optimize import ladder_of
@@ -110,7 +111,17 @@ def _configs() -> list[bytes]:
         {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
         {**moe, "num_experts_per_tok": 2, "sliding_window": 64},
     ]
-    return [dump(demo | extra | {"torch_dtype": "float32"}) for extra in [{}, *more]]
+    plain = [demo | extra | {"torch_dtype": "float32"} for extra in [{}, *more]]
+    return [dump(config) for config in [*plain, *_one_of_each_family()]]
+
+
+def _one_of_each_family() -> list[dict[str, Any]]:
+    """Published configs, the first of each `model_type`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in shape_table():
+        config = shape_config(name)
+        found.setdefault(config["model_type"], config)
+    return list(found.values())
 
 
 def _read_generation_config(folder: Path, data: bytes) -> None:
@@ -395,7 +406,9 @@ TARGETS: dict[str, Target] = {
     ),
     "tokenizer_json": Target(_read_tokenizer, _tokenizers, _json_or_bytes),
     "tokenizer_config": Target(_read_tokenizer_config, _tokenizer_configs, _json_or_bytes),
-    "chat_template": Target(_render, lambda: [t.encode() for t in TEMPLATES], _text_or_bytes),
+    "chat_template": Target(
+        _render, lambda: [t.encode() for t in TEMPLATES], _text_or_bytes, in_memory=True
+    ),
     "safetensors": Target(_read_safetensors, lambda: [_safetensors(HEADER)], _mutate_safetensors),
     "safetensors_index": Target(
         _read_index,

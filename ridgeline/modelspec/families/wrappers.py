@@ -158,7 +158,7 @@ def text_part(config: Mapping[str, Any], wrapper: Wrapper, where: str) -> dict[s
         raise BadModel(f"{where}: a {config['model_type']} config needs a text_config")
     _check_top_level(own, text, where)
     named = text.get("model_type", next(iter(wrapper.text_types)))
-    if named not in wrapper.text_types:
+    if not isinstance(named, str) or named not in wrapper.text_types:
         raise BadModel(
             f"{where}: the text_config of a {config['model_type']} model has an unknown model_type",
             value=named,
