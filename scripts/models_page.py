@@ -70,14 +70,18 @@ The names of published shapes work in `inspect`, `plan` and `predict` and, but f
 Qwen3.5 from 27B, DeepSeek-V3, -V3.2 and -R1, Kimi K2, K2.5 and K3, gpt-oss, Llama 4, Mixtral,
 Gemma 4 26B and 31B, GLM-5, MiMo-V2-Flash and MiniMax-M3 were compared, field by field, with the
 copies of their config.json in AIConfigurator's repository, as far as it has them: none differed.
-Of the other families below `phi3` in the table and of the other image models, the shapes were
-written down from memory and only their parameter counts are tested: compare them with the model's
-own config.json before relying on a rope theta or token id.
+Mellum 2, Youtu-LLM and VaultGemma were compared with copies of their config.json in tests and
+reports of other public projects, Ministral 8B with one that has its sizes alone. Of the other
+families below `phi3` in the table, of Mistral NeMo, SmolLM2 1.7B and the other image models, the
+shapes were written down from memory and only their parameter counts are tested: compare them with
+the model's own config.json before relying on a rope theta or token id.
 """
 WRAPPED = """
 ## The text of multimodal models
 
-Weights of the image encoder are left unread; a request with an image is refused by name.
+Weights of the image encoder are left unread; a request with an image is refused by name. Small
+random models of these types give the logits of transformers' whole model; those of Gemma
+and Llama 4 were compared with its text model alone.
 
 | model_type | text model | published shapes |
 |---|---|---|
@@ -130,7 +134,7 @@ def models_page() -> str:
         lines.append(f"| {' | '.join((*cells, against, _shapes(family)))} |")
     text = WRAPPED.splitlines()
     for name, wrapper in WRAPPERS.items():
-        families = ", ".join(f"`{family}`" for family in wrapper.text_types.values())
+        families = ", ".join(f"`{family}`" for family in dict.fromkeys(wrapper.text_types.values()))
         text.append(f"| `{name}` | {families} | {_shapes(name)} |")
     text += PLANNED.splitlines()
     text += [f"| `{name}` | {why} | {_shapes(name)} |" for name, why in UNSUPPORTED.items()]

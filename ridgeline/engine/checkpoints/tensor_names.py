@@ -173,6 +173,8 @@ _PREFIXES = (
     # the text half of a multimodal model: as published first, and as transformers 5 writes it
     ("language_model.model.", "language_model.lm_head."),
     ("model.language_model.", "lm_head."),
+    # of Idefics 3 and SmolVLM
+    ("model.text_model.", "lm_head."),
 )
 
 

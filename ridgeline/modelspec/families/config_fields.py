@@ -21,7 +21,7 @@ HARMLESS = frozenset(
     initializer_factor max_sequence_length model_max_length n_ctx use_flash_attention
     use_flash_attn chunk_size_feed_forward dtype embd_pdrop id2label
     embedding_initializer_range initializer_range is_llama_config label2id model_type
-    name_or_path num_labels
+    name_or_path neftune_noise_alpha num_labels
     output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
     problem_type resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise
     task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config
@@ -58,6 +58,7 @@ FIXED: dict[str, tuple[object, ...]] = {
 
 OFF: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "use_bias"), (False,)),
+    "qk_layer_norms": (False,),
     "use_qk_norm": (False,),
     "use_sliding_window": (False,),
 }

@@ -268,7 +268,7 @@ LLAMA_VARIANTS: Mapping[str, Family] = {
         defaults=_GLM,
         qkv_bias="attention_bias",
         norms="both",
-        rope=RopeFields(partial=True, default_partial=0.5, interleaved=True),
+        rope=RopeFields(mrope=True, partial=True, default_partial=0.5, interleaved=True),
     ),
     "glm": Family(
         architecture="GlmForCausalLM",

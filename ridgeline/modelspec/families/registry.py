@@ -369,8 +369,9 @@ def _check_architecture(
     config: Mapping[str, Any], expected: str, model_type: str, where: str
 ) -> None:
     architectures = _architectures(config, where)
-    # K-EXAONE was published as ExaoneMoE and renamed to ExaoneMoe
-    if architectures and expected.lower() not in (one.lower() for one in architectures):
+    # K-EXAONE was published as ExaoneMoE and is ExaoneMoe since, KimiK25 is also Kimi_K25
+    names = {name.lower().replace("_", "") for name in architectures}
+    if names and expected.lower().replace("_", "") not in names:
         raise BadModel(
             f"{where}: {architectures[0]} is not a text-generating {model_type} model",
             limit=f"supported: {expected}",

@@ -26,6 +26,25 @@ _GEMMA_SOUND_FIELDS = _COMMON_FIELDS + (
 )
 
 
+_IMAGE_FIELDS = (
+    _COMMON_FIELDS
+    + " projector_hidden_act vision_feature_layer vision_feature_select_strategy image_seq_length"
+)
+
+
+_IDEFICS_FIELDS = frozenset(
+    (
+        _IMAGE_FIELDS
+        + " _pad_token_id scale_factor perceiver_config pixel_shuffle_factor use_resampler"
+    ).split()
+)
+
+
+def _same(*families: str) -> dict[str, str]:
+    """Text types that are named as the families are; the first is the default."""
+    return {family: family for family in families}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wrapper:
     """One multimodal model type.
@@ -78,12 +97,92 @@ WRAPPERS: Mapping[str, Wrapper] = {
         text_types={"gemma4_text": "gemma4_text"},
         fields=frozenset(_GEMMA_SOUND_FIELDS.split()),
     ),
+    "glm4v": Wrapper(
+        architecture="Glm4vForConditionalGeneration",
+        text_types={"glm4v_text": "glm4"},
+        defaults={"head_dim": None},
+        fields=frozenset(
+            (
+                _QWEN_FIELDS
+                + " image_start_token_id image_end_token_id video_start_token_id video_end_token_id"
+            ).split()
+        ),
+    ),
     "llama4": Wrapper(
         architecture="Llama4ForConditionalGeneration",
         text_types={"llama4_text": "llama4_text"},
         fields=frozenset(
             (_COMMON_FIELDS + " boi_token_index boi_token_id eoi_token_index eoi_token_id").split()
         ),
+    ),
+    "llava": Wrapper(
+        architecture="LlavaForConditionalGeneration",
+        text_types=_same("llama", "mistral", "qwen2"),
+        fields=frozenset((_IMAGE_FIELDS + " multimodal_projector_bias").split()),
+    ),
+    "llava_next": Wrapper(
+        architecture="LlavaNextForConditionalGeneration",
+        text_types=_same("llama", "mistral", "qwen2"),
+        fields=frozenset(
+            (
+                _IMAGE_FIELDS
+                + " multimodal_projector_bias image_grid_pinpoints use_image_newline_parameter"
+            ).split()
+        ),
+    ),
+    "llava_onevision": Wrapper(
+        architecture="LlavaOnevisionForConditionalGeneration",
+        text_types=_same("qwen2"),
+        fields=frozenset(
+            (
+                _IMAGE_FIELDS
+                + " multimodal_projector_bias image_grid_pinpoints vision_aspect_ratio"
+                + " video_token_index use_image_newline_parameter"
+            ).split()
+        ),
+    ),
+    "internvl": Wrapper(
+        architecture="InternVLForConditionalGeneration",
+        text_types=_same("qwen2", "qwen3", "qwen3_moe", "llama", "gpt_oss"),
+        fields=frozenset((_IMAGE_FIELDS + " downsample_ratio").split()),
+    ),
+    "idefics3": Wrapper(
+        architecture="Idefics3ForConditionalGeneration",
+        text_types=_same("llama"),
+        fields=_IDEFICS_FIELDS,
+    ),
+    "smolvlm": Wrapper(
+        architecture="SmolVLMForConditionalGeneration",
+        text_types=_same("llama"),
+        fields=_IDEFICS_FIELDS,
+    ),
+    "aya_vision": Wrapper(
+        architecture="AyaVisionForConditionalGeneration",
+        text_types=_same("cohere2"),
+        fields=frozenset((_IMAGE_FIELDS + " downsample_factor adapter_layer_norm_eps").split()),
+    ),
+    "cohere2_vision": Wrapper(
+        architecture="Cohere2VisionForConditionalGeneration",
+        text_types=_same("cohere2"),
+        fields=frozenset(
+            (_IMAGE_FIELDS + " downsample_factor alignment_intermediate_size").split()
+        ),
+    ),
+    "kimi_k25": Wrapper(
+        architecture="KimiK25ForConditionalGeneration",
+        text_types={**_same("kimi_k2"), "deepseek_v3": "kimi_k2"},
+        fields=frozenset(
+            (
+                _QWEN_FIELDS
+                + " projection_hidden_size projection_layer_norm_eps media_placeholder_token_id"
+                + " ignore_index use_unified_vision_chunk video_placeholder"
+            ).split()
+        ),
+    ),
+    "lighton_ocr": Wrapper(
+        architecture="LightOnOcrForConditionalGeneration",
+        text_types=_same("qwen3"),
+        fields=frozenset((_IMAGE_FIELDS + " spatial_merge_size").split()),
     ),
     "mistral3": Wrapper(
         architecture="Mistral3ForConditionalGeneration",
