@@ -102,6 +102,8 @@ def test_missed_run_is_credited_with_the_best_load_held_below() -> None:
     credited = credit_held_loads((missed,), (held,))[0]
     assert credited.score == pytest.approx(max(held.score, missed.score))
     assert credit_held_loads((missed,))[0].score == missed.score < 300 * 0.5
+    unlucky = msgspec.structs.replace(missed, rate=8.0, score=2.0)
+    assert credit_held_loads((unlucky,), (held,))[0].score == pytest.approx(min(8.0, held.score))
 
 
 def test_load_by_others_is_the_systems_cpu_time_without_the_measured_processes() -> None:

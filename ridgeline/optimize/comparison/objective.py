@@ -9,8 +9,9 @@ window, so the random number of arrivals cancels. A queue left over from a short
 capacity, so a run that took longer to drain than one response takes is stretched by the excess.
 Above the knee goodput collapses within a few percent of load; how far says little about where the
 knee is. So a run that missed the SLO is credited with what the same configuration delivered at the
-largest lower load that it was seen to hold (`credit_held_loads`). A configuration that held no load
-has no credit. The figures shown to the user (`pool_runs`) are the credited scores.
+largest lower load that it was seen to hold, and with its own load if a larger one was held: that
+miss was bad luck, as runs of a few requests have it (`credit_held_loads`). A configuration that
+held no load has no credit. The figures shown to the user (`pool_runs`) are the credited scores.
 """
 
 from __future__ import annotations
@@ -83,19 +84,19 @@ def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Judg
 def credit_held_loads(
     runs: Sequence[JudgedRun], others: Sequence[JudgedRun] = ()
 ) -> tuple[JudgedRun, ...]:
-    """The runs of one configuration; those that missed the SLO scored by the best load held below.
+    """The runs of one configuration; those that missed the SLO scored by the best load that the
+    held ones support: a lower one that was held, or their own below one that was held.
 
     `others`: further runs of the same configuration whose loads count.
     """
     held = [judged for judged in (*runs, *others) if judged.holds]
-    return tuple(
-        judged
-        if judged.holds
-        else msgspec.structs.replace(
-            judged, score=max([judged.score, *(h.score for h in held if h.rate < judged.rate)])
-        )
-        for judged in runs
-    )
+    return tuple(judged if judged.holds else _credit(judged, held) for judged in runs)
+
+
+def _credit(missed: JudgedRun, held: Sequence[JudgedRun]) -> JudgedRun:
+    """The run that missed the SLO with the largest score that the held loads support."""
+    supported = [min(h.score, missed.rate) if h.rate > missed.rate else h.score for h in held]
+    return msgspec.structs.replace(missed, score=max([missed.score, *supported]))
 
 
 class StopWhenLost:

@@ -10,8 +10,8 @@ SLO raises that side's load, one that missed it lowers the load twice as far, in
 settles where two runs in three succeed (weighted up-down method, Kaernbach 1991). Below the knee
 two unequal configurations look alike, so nothing is decided before both sides have been above and
 below theirs. Above it goodput collapses within a few percent of load, so a run that missed counts
-as the best load that its side was seen to hold below. With the objective `latency` both sides stay
-at one common load.
+as the best load up to its own that its side is known to hold. With the objective `latency` both
+sides stay at one common load.
 
 Limits of a verdict. A candidate that met the SLO in no round is not faster. A side that met it
 in every round may have its knee higher: it is not called slower, unless the other side is better by
@@ -48,7 +48,7 @@ from ridgeline.optimize.comparison.machine_noise import machine_noise
 from ridgeline.optimize.comparison.objective import JudgedRun, credit_held_loads
 from ridgeline.optimize.comparison.outcome import INTERIM_LEVEL, WORTHWHILE, outcome_of
 from ridgeline.optimize.environment import Deployment
-from ridgeline.optimize.time_budget import MAX_ROUNDS, MIN_ROUNDS
+from ridgeline.optimize.time_budget import MIN_ROUNDS
 from ridgeline.stats import (
     LEVEL,
     Interval,
@@ -143,7 +143,7 @@ class ComparisonSide:
 
     @property
     def scored_runs(self) -> tuple[JudgedRun, ...]:
-        """Its rounds as they count: those that missed the SLO by the best load held below."""
+        """Its rounds as they count: those that missed the SLO by a load that it can hold."""
         return credit_held_loads(self.runs, self.approach_runs)
 
     @property
@@ -331,12 +331,13 @@ def _outcome(a: ComparisonSide, b: ComparisonSide, ratio: Interval) -> Outcome:
 
 
 def _last_round(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_rounds: int) -> int:
-    """`EXTRA_ROUNDS` more for a side that seems to gain, if the budget has time for all rounds.
+    """`EXTRA_ROUNDS` more for a side that seems to gain, as far as the budget has time for them.
 
-    They cost less than the trial of another rung. Looks before the last one stay at 99 %.
+    They cost less than the trial of another rung, most of all in short budgets. Looks before
+    the last one stay at 99 %.
     """
     seems_to_gain = _interval(a, b, LEVEL, prior).mid > 1 + WORTHWHILE / 2
-    return max_rounds + EXTRA_ROUNDS if seems_to_gain and max_rounds >= MAX_ROUNDS else max_rounds
+    return max_rounds + EXTRA_ROUNDS if seems_to_gain else max_rounds
 
 
 def _cannot_be_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_rounds: int) -> bool:
