@@ -109,7 +109,7 @@ class BenchOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         About(
             "Metrics to report, separated by commas: ttft, visible (first token that is not "
             "reasoning), tpot, itl, e2e, queue, publish, user_tok_s (tokens/s of one "
-            "user), fluidity (share of tokens in time).",
+            "user), fluidity (share of tokens in time); or all.",
             metavar="METRICS",
         ),
     ] = "ttft,tpot,itl,e2e"
@@ -142,11 +142,14 @@ class BenchOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def metrics(self) -> tuple[str, ...]:
         """The metrics to report, in the order given. Raises BadInput."""
         given = [part.strip() for part in self.percentile_metrics.split(",") if part.strip()]
-        names = tuple(_ALIASES.get(name, name) for name in given)
+        names = METRICS if given == ["all"] else tuple(_ALIASES.get(name, name) for name in given)
         for name in names:
             if name not in METRICS:
                 raise BadInput(
-                    "--percentile-metrics: unknown metric", value=name, limit=", ".join(METRICS)
+                    "--percentile-metrics: unknown metric",
+                    value=name,
+                    limit=", ".join(METRICS),
+                    fix="name some of them, separated by commas, or write all",
                 )
         return names
 

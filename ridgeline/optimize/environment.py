@@ -133,11 +133,11 @@ class Simulator(Protocol):
 
 
 class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Commands printed at the end of a result; {model} and {workload} are substituted."""
+    """Commands printed at the end of a result; {model}, {workload} and {slo} are substituted."""
 
     serve: str = "ridgeline serve --config ridgeline.toml"
-    optimize: str = "ridgeline optimize --config ridgeline.toml --workload {workload}"
-    bench: str = "ridgeline bench --config ridgeline.toml --workload {workload}"
+    optimize: str = "ridgeline optimize --config ridgeline.toml --workload {workload} --slo {slo}"
+    bench: str = "ridgeline bench --config ridgeline.toml --workload {workload} --slo {slo}"
 
 
 def recorded_steps(run: RunTrace, settings: Settings) -> Sequence[StepStat]:

@@ -161,8 +161,9 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     `slo_holds`: whether `final` met the SLO in any run of it. `reverted`: why the rungs that were
     kept are not in `final`, which then is the baseline; `rejected` is the configuration with them.
     `busy_share`: mean share of the CPU that other work took, if that voided a trial or the closing
-    comparison. `trial_cost_s`: what a trial was estimated to take at the end. `traffic`: the
-    shape of the workload that the configuration was tuned for.
+    comparison. `trial_cost_s`, `closing_cost_s`: what a trial and the closing comparison were
+    estimated to take at the end. `traffic`: the shape of the workload that the configuration was
+    tuned for.
     """
 
     provenance: Provenance
@@ -178,6 +179,7 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     reverted: str = ""
     rejected: ConfigurationSummary | None = None
     trial_cost_s: float = 0.0
+    closing_cost_s: float = 0.0
     busy_share: float | None = None
     next_steps: tuple[str, ...] = ()
     traffic: TrafficProfile | None = None

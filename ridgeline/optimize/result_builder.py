@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -359,6 +360,7 @@ class SearchTotals(msgspec.Struct, frozen=True, kw_only=True):
     total: Interval | None
     slo_holds: bool
     trial_cost_s: float
+    closing_cost_s: float
     busy_share: float | None
     reverted: str = ""
     rejected: ConfigurationSummary | None = None
@@ -384,6 +386,7 @@ def build_result(
         total=account.total,
         slo_holds=account.slo_holds,
         trial_cost_s=account.trial_cost_s,
+        closing_cost_s=account.closing_cost_s,
         busy_share=account.busy_share,
         reverted=account.reverted,
         rejected=account.rejected,
@@ -421,9 +424,10 @@ def _next_steps(result: LadderResult, commands: NextSteps) -> tuple[str, ...]:
     provenance = result.provenance
 
     def filled(command: str) -> str:
-        return command.replace("{model}", provenance.model).replace(
-            "{workload}", provenance.workload
-        )
+        words = {"model": provenance.model, "workload": provenance.workload, "slo": provenance.slo}
+        for name, value in words.items():
+            command = command.replace(f"{{{name}}}", shlex.quote(value))
+        return command
 
     steps = []
     if result.kept:
@@ -435,6 +439,8 @@ def _next_steps(result: LadderResult, commands: NextSteps) -> tuple[str, ...]:
         enough_s = provenance.spent_s + (len(waiting) + len(noisy) + 2) * result.trial_cost_s
         minutes = math.ceil(max(2 * provenance.budget_s, min(enough_s, 3600)) / 60)
         why = f"{len(waiting)} rung(s) not reached, {len(noisy)} inconclusive"
-        steps.append(f"{filled(commands.optimize)} --budget {minutes}m      # {why}")
+        objective = provenance.objective
+        goal = "" if objective == "goodput" else f" --objective {objective}"
+        steps.append(f"{filled(commands.optimize)}{goal} --budget {minutes}m      # {why}")
     steps.append(f"{filled(commands.bench)}      # measure again")
     return tuple(steps)

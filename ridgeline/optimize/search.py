@@ -91,10 +91,15 @@ async def rank_rungs(
     ladder: Ladder,
     *,
     clock: Callable[[], float],
+    begun_s: float | None = None,
     observer: Observer = silent,
 ) -> RankedRungs:
-    """Measure the baseline and rank the ladder. Raises BadInput if the budget is too small."""
-    search = LadderSearch(job, environment, ladder, TimeBudget(job.budget_s, clock), observer)
+    """Measure the baseline and rank the ladder. Raises BadInput if the budget is too small.
+
+    `begun_s`: the clock's time when the budget began; without it, now.
+    """
+    budget = TimeBudget(job.budget_s, clock, begun_s)
+    search = LadderSearch(job, environment, ladder, budget, observer)
     try:
         return await search.rank_without_trials()
     finally:
@@ -107,21 +112,18 @@ async def optimize(
     ladder: Ladder,
     *,
     clock: Callable[[], float],
+    begun_s: float | None = None,
     observer: Observer = silent,
     state: StateFile | None = None,
 ) -> LadderResult:
     """Search until no rung is predicted to gain or the budget ends.
 
-    `state`: where to keep what was learnt, and to continue from. Raises BadInput if the budget is
-    too small for a baseline and one trial.
+    `begun_s`: the clock's time when the budget began; without it, now. `state`: where to keep what
+    was learnt, and to continue from. Raises BadInput if the budget is too small for a baseline and
+    one trial.
     """
-    search = LadderSearch(
-        job,
-        environment,
-        ladder,
-        TimeBudget(job.budget_s, clock),
-        observer,
-    )
+    budget = TimeBudget(job.budget_s, clock, begun_s)
+    search = LadderSearch(job, environment, ladder, budget, observer)
     try:
         return await search.run(state)
     finally:
@@ -529,6 +531,7 @@ class LadderSearch:
             spent_s=self._budget.spent_s,
             window_s=self._budget.window_s,
             trial_cost_s=self._budget.trial_cost_s,
+            closing_cost_s=self._budget.closing_cost_s,
             busy_share=self._busy_share(closing),
             trials=revert_kept(self._trials, reverted) if reverted else tuple(self._trials),
             not_tried=self._ranking.left_out,

@@ -43,11 +43,14 @@ class BudgetState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeBudget:
-    """A deadline shared by the parts of a search. Times are in seconds."""
+    """A deadline shared by the parts of a search. Times are in seconds.
 
-    def __init__(self, total_s: float, clock: Clock) -> None:
+    `begun_s`: the clock's time when the user's budget began, if preparations came before.
+    """
+
+    def __init__(self, total_s: float, clock: Clock, begun_s: float | None = None) -> None:
         self.total_s, self._clock = total_s, clock
-        self._begun_s = clock()
+        self._begun_s = clock() if begun_s is None else begun_s
         self._run_costs_s: list[float] = []
         self._open_cost_s = self._baseline_run_s = 0.0
         self.window_s = MIN_WINDOW_S
@@ -65,7 +68,7 @@ class TimeBudget:
 
     def restore(self, state: BudgetState) -> None:
         """Continue as if the time of the interrupted search had been spent here."""
-        self._begun_s = self._clock() - state.spent_s
+        self._begun_s -= state.spent_s
         self._run_costs_s = list(state.run_costs_s)
         self._open_cost_s, self._baseline_run_s = state.open_cost_s, state.baseline_run_s
         self.window_s = state.window_s

@@ -11,6 +11,7 @@ import pytest
 
 import ridgeline
 from ridgeline.cli.main import main
+from ridgeline.config.load import METRICS
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import parse
 from ridgeline.diagnose.losses.latency_losses import LOSSES
@@ -75,6 +76,13 @@ PRINTED = [
     *("high TTFT", "slow RAG", "high bill", "does not fit", "uneven streaming"),
     *("medusa", "FlashAttention", "pagedattention", "torch.compile", "disaggregation"),
     *("tensor parallelism", "pruning", "distillation", "slot", "slots", "goodput"),
+    *METRICS,
+    *("age of the queue", "tokens in time", "tokens/s/user", "output tok/s", "input tok/s"),
+    *("steady", "normalised", "requests/s", "offered", "completed/min", "goodput req/s"),
+    *("attainment", "batch fill", "KV occupancy", "cache hits", "preemptions", "wasted slots"),
+    *("wasted steps", "engine busy", "planning", "MFU", "MBU", "CPU steal/wait", "CPU energy"),
+    *("invalid", "baseline", "final", "Predicted", "Ratio [95% CI]", "The settings as shipped"),
+    *("exact", "lossy", "near tie", "closed", "poisson", "probe", "break-even", "drift"),
 ]
 
 

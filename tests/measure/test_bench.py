@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ridgeline.cli.commands.measure.bench import run_bench as bench_command
 from ridgeline.cli.render.measure.bench import bench_tables
-from ridgeline.config.load import BenchOptions, BenchReport
+from ridgeline.config.load import METRICS, BenchOptions, BenchReport
 from ridgeline.config.sources import section_from
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.measure.bench_options import (
@@ -77,6 +77,11 @@ def test_flags_become_workload_arrivals_and_load():
     assert workload_of(random).name == "synthetic:input=64,output=16,prefix=8"
     assert workload_of(BenchOptions(input_len=64)).name == "synthetic:input=64,output=128"
     assert workload_of(BenchOptions()).name == "chat-and-code"
+
+
+def test_all_metrics_may_be_reported_by_one_word() -> None:
+    assert BenchOptions(percentile_metrics="all").metrics == METRICS
+    assert BenchOptions(percentile_metrics="ttft, e2el").metrics == ("ttft", "e2e")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 
 import msgspec
@@ -59,8 +60,11 @@ async def test_defaults_without_time_are_listed_as_not_tried() -> None:
     result = await search_from(Fake(), MINE, "batch-limit", budget_s=44.0)
     assert result.ended == "budget spent" and not result.trials
     assert result.not_tried[0].rung == "defaults"
-    assert "a trial takes" in headline(result) and headline(result).startswith("No rung was tried")
+    assert headline(result).startswith("No rung was tried: a trial takes")
+    assert "and the closing measurement" in headline(result)
     assert not any("settings found" in step for step in result.next_steps)
+    same_slo = shlex.quote(result.provenance.slo)
+    assert all(f"--slo {same_slo}" in step for step in result.next_steps)
 
 
 @pytest.fixture

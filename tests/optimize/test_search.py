@@ -159,6 +159,19 @@ async def test_too_small_budget_is_rejected_with_the_minimum() -> None:
         await search_ladder(Fake(), budget_s=15.0)
 
 
+async def test_preparations_are_part_of_the_budget_that_was_asked_for() -> None:
+    """The probe and the download come before the baseline; the error names the user's number."""
+    fake = Fake()
+    with pytest.raises(BadInput, match="got '90 s'"):
+        await optimize(
+            job(90.0),
+            fake.environment(),
+            ladder.load_default_ladder(),
+            clock=fake.clock,
+            begun_s=fake.clock() - 80.0,
+        )
+
+
 @pytest.mark.slow
 async def test_an_interruption_leaves_a_valid_result() -> None:
     whole = await search_ladder(Fake())

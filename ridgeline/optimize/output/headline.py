@@ -37,7 +37,10 @@ def headline(result: LadderResult) -> str:
 def _why_none(result: LadderResult) -> str:
     if result.ended == "budget spent":
         left_s = result.provenance.budget_s - result.provenance.spent_s
-        return f"a trial takes {result.trial_cost_s:.0f} s, and {max(0.0, left_s):.0f} s were left"
+        costs = f"a trial takes {result.trial_cost_s:.0f} s"
+        if result.closing_cost_s:
+            costs += f" and the closing measurement {result.closing_cost_s:.0f} s"
+        return f"{costs}, and {max(0.0, left_s):.0f} s were left"
     return "none is predicted to gain" if result.ended == "no gain predicted" else result.ended
 
 

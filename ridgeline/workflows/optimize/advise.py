@@ -118,10 +118,15 @@ def advise(
         environment = msgspec.structs.replace(
             environment, start_description="measuring the server as it runs"
         )
-        left_s = job.budget_s - (time.perf_counter() - started_s)
-        job = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
         ranked = run_async(
-            rank_rungs(job, environment, ladder, clock=time.perf_counter, observer=observer)
+            rank_rungs(
+                job,
+                environment,
+                ladder,
+                clock=time.perf_counter,
+                begun_s=started_s,
+                observer=observer,
+            )
         )
         start = recipe.start_settings(settings)
         changes = tuple(

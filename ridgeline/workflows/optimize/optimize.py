@@ -133,11 +133,16 @@ def optimize(
         else:
             load_planning_spec(settings.model)
         environment = _environment(job, workload, calibration, recipe, logs, observer)
-        left_s = job.budget_s - (time.perf_counter() - started_s)
-        job = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
-        clock = time.perf_counter
         result = run_async(
-            search(job, environment, ladder, clock=clock, observer=observer, state=state)
+            search(
+                job,
+                environment,
+                ladder,
+                clock=time.perf_counter,
+                begun_s=started_s,
+                observer=observer,
+                state=state,
+            )
         )
     url = f"http://127.0.0.1:{DEFAULT_PORT}" if recipe is None else recipe.command.at(DEFAULT_PORT)
     steps = (*result.next_steps, *checklist_lines(options, result.provenance.model, url))

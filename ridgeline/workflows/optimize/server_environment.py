@@ -132,7 +132,7 @@ def server_environment(
             serve="sh serve.sh",
             optimize="the same `ridgeline optimize` again, with",
             bench=f"ridgeline bench --url {recipe.command.at(DEFAULT_PORT)} "
-            "--workload {workload}",
+            "--workload {workload} --slo {slo}",
         ),
     )
 
