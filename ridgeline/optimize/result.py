@@ -6,6 +6,7 @@ interrupted run, a re-rendered report and a test all start from the same record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -115,6 +116,14 @@ class NotTried(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     reason: str
     predicted: GainPrediction | None = None
+
+
+def by_reason(left_out: Sequence[NotTried]) -> dict[str, list[str]]:
+    """The labels of the rungs that were left out, by their reason."""
+    labels: dict[str, list[str]] = {}
+    for rung in left_out:
+        labels.setdefault(rung.reason, []).append(rung.label)
+    return labels
 
 
 class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ def ridgeline_toml(result: LadderResult) -> str:
     """The content of the file."""
     provenance = result.provenance
     lines = [
-        f"# Found by `ridgeline optimize` {provenance.version} on {provenance.started}.",
+        f"# Written by `ridgeline optimize` {provenance.version} on {provenance.started}.",
         f"# {headline(result)}",
         "# ridgeline serve --config ridgeline.toml",
         "",

@@ -124,7 +124,7 @@ def _cost(result: LadderResult) -> ChecklistLine:
 
 
 def _stability(old: ConfigurationFigures, new: ConfigurationFigures) -> tuple[ChecklistLine, ...]:
-    steady = new.spread is None or new.spread < STEADY
+    steady = new.spread is not None and new.spread < STEADY
     return (
         ChecklistLine(
             group="Stability",
@@ -147,7 +147,7 @@ def _stability(old: ConfigurationFigures, new: ConfigurationFigures) -> tuple[Ch
             what="spread from run to run",
             before=number_format.share(old.spread),
             after=number_format.share(new.spread),
-            says="steady" if steady else "unsteady",
+            says="one run" if new.spread is None else "steady" if steady else "unsteady",
             css="good" if steady else "flat",
         ),
     )

@@ -13,7 +13,7 @@ from ridgeline.optimize.report.checklist import checklist
 from ridgeline.optimize.report.forest import forest_cell, forest_range
 from ridgeline.optimize.report.ladder_chart import ladder_chart
 from ridgeline.optimize.report.style import VERDICT_CSS
-from ridgeline.optimize.result import LadderResult
+from ridgeline.optimize.result import LadderResult, by_reason
 from ridgeline.records import Slo
 from ridgeline.report.distribution_chart import distribution_figure
 from ridgeline.report.html import HtmlTable, Tile, render_page
@@ -52,8 +52,11 @@ def report(result: LadderResult, commands: Mapping[str, VllmCommand]) -> str:
         checklist=checklist(result),
         commands=commands,
         not_tried=HtmlTable(
-            columns=("Rung", "Reason"),
-            rows=[(skipped.label, skipped.reason) for skipped in result.not_tried],
+            columns=("Rungs", "Reason"),
+            rows=[
+                ("; ".join(labels), reason)
+                for reason, labels in by_reason(result.not_tried).items()
+            ],
             num_text=2,
         ),
         provenance=_provenance(result),

@@ -15,7 +15,7 @@ from ridgeline.cli.render.improve.optimize_progress import VERDICT_STYLES
 from ridgeline.optimize.cost import MachinePrice
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.output.headline import headline
-from ridgeline.optimize.result import ConfigurationSummary, LadderResult, Trial
+from ridgeline.optimize.result import ConfigurationSummary, LadderResult, Trial, by_reason
 
 RUNG, HEADINGS = "Rung", ("Predicted", "Ratio [95% CI]", "req/s", "Verdict")
 LABEL = re.compile(r"(.*?)(?: \(([^()]*=[^()]*)\))?")
@@ -32,7 +32,7 @@ def print_search(console: Console, result: LadderResult, paths: Sequence[Path]) 
     console.print()
     if result.trials:
         print_ladder(console, result.trials)
-    for reason, labels in _left_out(result).items():
+    for reason, labels in by_reason(result.not_tried).items():
         text = f"  not tried: {'; '.join(labels)}: {reason}"
         print_prose(console, text, "dim", column=4)
     console.print(Text("\nWhat to run next", style="bold"))
@@ -44,14 +44,6 @@ def print_search(console: Console, result: LadderResult, paths: Sequence[Path]) 
     spent = f"{result.ended}; {provenance.spent_s:.0f} of {provenance.budget_s:.0f} s used"
     written = f"\n{spent}. Written: {', '.join(map(str, paths))}"
     print_prose(console, written, "dim")
-
-
-def _left_out(result: LadderResult) -> dict[str, list[str]]:
-    """The rungs that were left out, by their reason."""
-    labels: dict[str, list[str]] = {}
-    for left_out in result.not_tried:
-        labels.setdefault(left_out.reason, []).append(left_out.label)
-    return labels
 
 
 def _configuration(summary: ConfigurationSummary, price: MachinePrice) -> Text:
