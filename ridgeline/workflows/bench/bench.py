@@ -44,6 +44,7 @@ from ridgeline.workflows.load.load_session import load_session, run_context
 from ridgeline.workflows.load.server_monitor import Observed
 from ridgeline.workflows.load.server_tokenizer import NormalisedTokens, normalised_tokens
 from ridgeline.workflows.load.server_utilisation import server_utilisation
+from ridgeline.workflows.load.token_workload import load_for
 from ridgeline.workflows.run_async import run_async
 from ridgeline.workflows.targets import ModelOnDevice, Target
 
@@ -153,6 +154,7 @@ def bench(
     UserError before anything is measured if an option is wrong.
     """
     check_options(options)
+    options = load_for(options, target, observer)
     with load_session(options, target, observer) as session:
         run, observed = run_async(session.run(options))
         device = session.device(run)

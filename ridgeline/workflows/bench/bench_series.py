@@ -40,6 +40,7 @@ from ridgeline.workflows.diagnose.diagnose_run import diagnose_run
 from ridgeline.workflows.load.load_session import LoadSession, load_session, run_context
 from ridgeline.workflows.load.server_monitor import Observed
 from ridgeline.workflows.load.server_utilisation import server_utilisation
+from ridgeline.workflows.load.token_workload import load_for
 from ridgeline.workflows.run_async import run_async
 from ridgeline.workflows.targets import Target
 
@@ -197,6 +198,7 @@ def bench_series(
     check_options(options)
     if plan.search is not None:
         _check_search(options)
+    options = load_for(options, target, observer)
     with load_session(options, target, observer) as session:
         runner = _SeriesRunner(options, session, log, observer)
         if plan.search is not None:

@@ -24,6 +24,7 @@ from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis, diagnose_run
 from ridgeline.workflows.diagnose.roofline_points import run_roofline
 from ridgeline.workflows.load.load_session import load_session, run_context
+from ridgeline.workflows.load.token_workload import load_for
 from ridgeline.workflows.run_async import run_async
 from ridgeline.workflows.targets import (
     ModelOnDevice,
@@ -93,6 +94,7 @@ def diagnose(
         check_options(options)
         if reference is not None and reference.model is not None:
             _device(reference, None)  # an unknown name must not cost the run
+        options = load_for(options, source, observer)
         with load_session(options, source, observer) as session:
             run, observed = run_async(session.run(options))
             device = session.device(run)

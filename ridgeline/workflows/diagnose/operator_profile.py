@@ -20,6 +20,7 @@ from ridgeline.records.progress import Observer, silent, stage
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.diagnose.diagnosis_page import profile_page
+from ridgeline.workflows.load.token_workload import load_for
 
 if TYPE_CHECKING:
     from ridgeline.engine.profiling.profile import ProfileOptions
@@ -62,6 +63,7 @@ def profile_operators(
     from ridgeline.hardware.ceilings import ceilings_of
 
     check_bench_options(options)
+    options = load_for(options, settings, observer)
     with stage(observer, f"loading {settings.model}"):
         resolved = resolve(settings)
         lengths = _lengths(options, load_tokenizer(resolved.model), resolved.max_num_seqs)

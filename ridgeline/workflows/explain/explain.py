@@ -30,10 +30,9 @@ from ridgeline.workflows.explain.recommendations import (
 from ridgeline.workflows.explain.static_facts import static_facts
 from ridgeline.workflows.explain.topics import find_topics, topic_page, unknown_topic
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
+from ridgeline.workflows.load.token_workload import TEXT_WORKLOAD, TOKEN_WORKLOAD
 from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload, sample_requests
 
-DEFAULT_WORKLOAD = "chat-and-code"
-DEFAULT_TOKEN_WORKLOAD = "synthetic:input=512,output=128"  # for a model without a tokenizer
 DEFAULT_SLO = "ttft:500 tpot:50"
 
 
@@ -128,9 +127,7 @@ def topic_context(settings: Settings, load: ExplainLoad) -> TopicContext:
 def facts_of(settings: Settings, load: ExplainLoad) -> tuple[str, Mapping[str, Value]]:
     """The name of the workload, and the facts about it that need no run."""
     tokenizer = load_tokenizer(settings.model)
-    default = DEFAULT_WORKLOAD
-    if isinstance(tokenizer, NoTokenizer):
-        default = DEFAULT_TOKEN_WORKLOAD
+    default = TOKEN_WORKLOAD if isinstance(tokenizer, NoTokenizer) else TEXT_WORKLOAD
     name = load.workload or default
     workload = TokenizedWorkload(parse_workload(name), tokenizer)
     sample = sample_requests(workload, costs_of(load).resolved(settings).max_model_len)

@@ -49,6 +49,7 @@ from ridgeline.records.progress import Message, Observer, silent
 from ridgeline.report.files import check_writable, write_files
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
+from ridgeline.workflows.load.token_workload import note, workload_for
 from ridgeline.workflows.models.fetch_models import fetch_models
 from ridgeline.workflows.optimize.restartable_server import (
     PROBING,
@@ -130,6 +131,8 @@ def optimize(
         if server is None:
             fetch_models(settings, observer)
             load_spec(settings.model)  # an unknown name must not cost the probe
+            if job.workload != with_playbook(options).workload:
+                _report_line(observer, note(settings.model, job.workload))
         else:
             load_planning_spec(settings.model)
         environment = _environment(job, workload, calibration, recipe, logs, observer)
@@ -170,7 +173,8 @@ def prepare_search(
     """The job and the ladder of the engine, or of a server. Raises BadInput."""
     job, ladder = job_of(settings, options), ladder_of(options.ladder, options.playbook)
     if recipe is None:
-        return job, ladder
+        workload = workload_for(settings.model, job.workload)
+        return msgspec.structs.replace(job, workload=workload), ladder
     job = msgspec.structs.replace(
         job, settings=recipe.start_settings(settings), defaults=recipe.default_settings(settings)
     )

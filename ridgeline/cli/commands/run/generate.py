@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.chat import reply_figures
@@ -11,6 +12,11 @@ from ridgeline.config.tools import GenerateOptions
 from ridgeline.records import Sampling
 from ridgeline.records.progress import Message, ProgressEvent
 from ridgeline.report.json_line import json_line
+
+NO_TEXT = (
+    "a shape with random weights has no tokenizer: the bytes of the prompt are its token ids, and "
+    "the answer has no text"
+)
 
 
 def generate(call: Invocation) -> None:
@@ -30,11 +36,15 @@ def generate(call: Invocation) -> None:
         stop=options.stop,
     )
     settings = call.settings(options.model)
+    from ridgeline.modelspec.checkpoints.locate import is_dummy
     from ridgeline.workflows.text.generation import open_stream  # imports torch
 
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
-    prompt = [{"role": "user", "content": text}] if options.chat else text
+    prompt: Any = [{"role": "user", "content": text}] if options.chat else text
     console = ReportConsole(stderr=True)
+    if is_dummy(settings.model) and not options.chat:
+        prompt = list(text.encode())
+        print_prose(console, NO_TEXT, "dim")
 
     def observer(event: ProgressEvent) -> None:
         if isinstance(event, Message):
