@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -145,6 +146,9 @@ def _usage_error(error: click.UsageError) -> UserError:
     command = COMMANDS_ELSEWHERE.get(getattr(error, "command_name", ""))
     near = near if command is None else [command]
     path = error.ctx.command_path if error.ctx is not None else "ridgeline"
+    address = re.fullmatch(r"got unexpected extra argument \((https?://\S+)\)", message)
+    if address is not None:
+        return UserError(message, fix=f"for the address of a server, write --url {address[1]}")
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     return UserError(
         message, fix=f"{meant}{path} --help lists them" if near else f"see {path} --help"

@@ -142,6 +142,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["serv"], "did you mean serve?"),
         (["bench", "--num-promts", "3"], "--num-prompts"),
         (["bench", "a", "b"], "unexpected"),
+        (["top", "http://h:1"], "write --url http://h:1"),
         (["bench", "--num-prompts"], "requires an argument"),
     ],
 )

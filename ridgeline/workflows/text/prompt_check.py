@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 
 from ridgeline.errors import BadInput
-from ridgeline.modelspec.checkpoints.locate import is_short_name
+from ridgeline.modelspec.checkpoints.locate import is_dummy, is_short_name
+from ridgeline.records.progress import Message, Observer
 
 
 def check_is_no_model(prompt: str) -> None:
@@ -27,3 +28,16 @@ def _is_model_file(path: Path) -> bool:
         return (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file()
     except (OSError, ValueError):  # no name that a file can have
         return False
+
+
+def text_or_bytes(model: str, text: str, observer: Observer) -> str | list[int]:
+    """The text; its bytes as token ids for a `dummy:SHAPE`, which has no tokenizer, and says so."""
+    if not is_dummy(model):
+        return text
+    observer(
+        Message(
+            text=f"{model} has no tokenizer: the bytes of the prompt are its token ids, and the "
+            "answer has no text"
+        )
+    )
+    return list(text.encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.chat import reply_figures
@@ -12,11 +11,6 @@ from ridgeline.config.tools import GenerateOptions
 from ridgeline.records import Sampling
 from ridgeline.records.progress import Message, ProgressEvent
 from ridgeline.report.json_line import json_line
-
-NO_TEXT = (
-    "a shape with random weights has no tokenizer: the bytes of the prompt are its token ids, and "
-    "the answer has no text"
-)
 
 
 def generate(call: Invocation) -> None:
@@ -36,20 +30,21 @@ def generate(call: Invocation) -> None:
         stop=options.stop,
     )
     settings = call.settings(options.model)
-    from ridgeline.modelspec.checkpoints.locate import is_dummy
     from ridgeline.workflows.text.generation import open_stream  # imports torch
+    from ridgeline.workflows.text.prompt_check import text_or_bytes
 
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
-    prompt: Any = [{"role": "user", "content": text}] if options.chat else text
     console = ReportConsole(stderr=True)
-    if is_dummy(settings.model) and not options.chat:
-        prompt = list(text.encode())
-        print_prose(console, NO_TEXT, "dim")
 
     def observer(event: ProgressEvent) -> None:
         if isinstance(event, Message):
             print_prose(console, event.text, "dim")
 
+    prompt = (
+        [{"role": "user", "content": text}]
+        if options.chat
+        else text_or_bytes(settings.model, text, observer)
+    )
     with open_stream(settings, prompt, sampling, observer) as stream:
         for piece in stream:
             if not options.json:
