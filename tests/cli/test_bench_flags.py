@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.commands.measure import bench as command
 from ridgeline.cli.main import main
+from ridgeline.config.load import BenchOptions, BenchReport
+from ridgeline.config.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,33 @@ def test_bad_bench_flags_are_reported(
     assert main(["bench", *args]) == 2
     err = capsys.readouterr().err
     assert named in err and len(err.splitlines()) == 1, err
+
+
+class Measured:
+    """A result with a file to write and text to print."""
+
+    def save_log(self, path: Path) -> None:
+        path.touch()
+
+    def to_html(self) -> str:
+        return "<p>measured</p>"
+
+
+def test_files_are_written_before_the_output_that_a_closed_pipe_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ridgeline bench --log run.jsonl | head -5` keeps the run."""
+
+    def no_reader(*args: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command, "bench", lambda *args, **kwargs: Measured())
+    monkeypatch.setattr(command, "print_bench", no_reader)
+    report = BenchReport(log=tmp_path / "run.jsonl", html=tmp_path / "run.html")
+    with pytest.raises(BrokenPipeError):
+        command.run_bench(BenchOptions(), Settings(model="demo"), report)
+    assert report.log is not None and report.log.exists()
+    assert report.html is not None and "measured" in report.html.read_text()
 
 
 @pytest.mark.slow

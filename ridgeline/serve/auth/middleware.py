@@ -36,6 +36,7 @@ CALLER = "ridgeline.caller"
 
 _MAX_HEADER_BYTES = 32 << 10
 _MAX_HEADERS = 100
+_MAX_SHOWN_HOST = 100  # characters of a refused Host in the error
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[\w.~%!$&'()*+,;=-]*)(:[0-9]*)?", re.ASCII)
 _REFUSAL_REASONS = {
     400: "host",
@@ -149,7 +150,11 @@ class AccessMiddleware:
         if name in policy.hosts or "*" in policy.hosts or (not policy.hosts and policy.keys):
             return
         if not _is_local_name(name):
-            raise ApiError(403, "this server does not serve this Host; see --allowed-hosts")
+            raise ApiError(
+                403,
+                f"this server does not serve the Host {name[:_MAX_SHOWN_HOST]!r}; "
+                "fix: start it with --allowed-hosts and this name",
+            )
 
 
 def caller_of(scope: Scope) -> Caller:

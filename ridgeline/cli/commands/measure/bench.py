@@ -43,13 +43,13 @@ def run_bench(
     check_outputs(report)
     with live_progress() as observer:
         result = bench(options, target, dollars_per_hour=report.price_per_hour, observer=observer)
+    _write(result, report)  # before printing, which a closed pipe ends
+    if report.log is not None:
+        result.save_log(report.log)
     if report.json:
         print(json_line(result.to_dict()))
     else:
         print_bench(result, console or ReportConsole(), report.layout)
-    _write(result, report)
-    if report.log is not None:
-        result.save_log(report.log)
     return 0 if result.summary.num_ok else NOTHING_SUCCEEDED
 
 
@@ -71,11 +71,11 @@ def run_bench_series(
             dollars_per_hour=report.price_per_hour,
             observer=observer,
         )
+    _write(series, report)
     if report.json:
         print(json_line(series.to_dict()))
     else:
         print_series(series, console or ReportConsole())
-    _write(series, report)
     failed = plan.search is not None and series.knee is None
     return NOTHING_SUCCEEDED if failed or not series.shown_run.summary.num_ok else 0
 

@@ -78,9 +78,9 @@ def _show(
     given: DiagnoseOptions,
     console: Console | None,
 ) -> None:
+    if given.html is not None:  # before printing, which a closed pipe ends
+        write_file(given.html, [result.to_html().encode()])
     if given.json:
         print(json_line(result.to_dict()))
     else:
         render(result, console or ReportConsole(soft_wrap=True))
-    if given.html is not None:
-        write_file(given.html, [result.to_html().encode()])
