@@ -10,7 +10,7 @@ from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURE
 from ridgeline.modelspec.cost import cost_model
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.families.shapes import planning_config, planning_table, shape_table
-from ridgeline.modelspec.families.unsupported import REFUSED, UNSUPPORTED
+from ridgeline.modelspec.families.unsupported import PLANNED_AS, REFUSED, UNSUPPORTED
 from ridgeline.modelspec.families.wrappers import WRAPPERS
 from ridgeline.modelspec.model import ModelSpec
 from tests.conformance.quantised_formats import FORMATS, matrix
@@ -23,6 +23,7 @@ NO_GGUF = {
         ("cwm", "helium", "hyperclovax", "ministral", "vaultgemma"),
         "no: llama.cpp has no such architecture",
     ),
+    "internlm3": "read (as `llama`)",
     "mistral4": "no: llama.cpp's converter leaves out how queries grow",
     "gemma3n_text": "read; not written: `quantize` does not know several hidden states (AltUp)",
 }
@@ -137,7 +138,8 @@ def models_page() -> str:
         families = ", ".join(f"`{family}`" for family in dict.fromkeys(wrapper.text_types.values()))
         text.append(f"| `{name}` | {families} | {_shapes(name)} |")
     text += PLANNED.splitlines()
-    text += [f"| `{name}` | {why} | {_shapes(name)} |" for name, why in UNSUPPORTED.items()]
+    planned = {**UNSUPPORTED, **PLANNED_AS}
+    text += [f"| `{name}` | {why} | {_shapes(name)} |" for name, why in planned.items()]
     return "\n".join([*lines, *text]) + "\n" + NOT_YET.replace("REASONS", _refused())
 
 

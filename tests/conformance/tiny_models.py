@@ -319,6 +319,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": None, "layer_types": ["full_attention"] * 3},
     ),
     "ernie4.5": ("ernie4_5", {"head_dim": 8, "use_bias": True, **_rope("default")}),
+    "internlm3": ("internlm3", {"attention_bias": True, "mlp_bias": True}),
     "arcee": ("arcee", {"mlp_bias": True}),
     "glm": ("glm", {"head_dim": 12}),
     "ministral": (

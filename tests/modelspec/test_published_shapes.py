@@ -53,6 +53,7 @@ def test_parameters_are_those_that_were_published(name: str) -> None:
         ("ministral-8b", 8.02),
         ("mistral-nemo-12b", 12.2),
         ("smollm2-1.7b", 1.71),
+        ("internlm3-8b", 8.8),
         ("glm-4-9b-chat", 9.4),
         ("cwm", 32.6),
         ("ministral-3-3b", 3.4),

@@ -328,7 +328,9 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "mistral": (_llama(),),
     "qwen2": (_llama(),),
     "qwen3": (_llama(),),
-    **dict.fromkeys(("arcee", "ernie4_5", "granite", "helium", "seed_oss", "smollm3"), (_llama(),)),
+    **dict.fromkeys(
+        ("arcee", "ernie4_5", "granite", "helium", "internlm3", "seed_oss", "smollm3"), (_llama(),)
+    ),
     **dict.fromkeys(("cwm", "ministral", "ministral3"), (_llama(),)),
     **dict.fromkeys(("exaone4", "olmo2", "olmo3"), (_normed_after(),)),
     "exaone_moe": _exaone_moe(),

@@ -82,6 +82,7 @@ OFFICIAL_CODE: Mapping[str, frozenset[str]] = {
     "ernie4_5": frozenset(
         f"Ernie4_5{dash}{part}" for dash in ("", "_") for part in ("Config", "Model", "ForCausalLM")
     ),
+    "internlm3": frozenset(("InternLM3Config", "InternLM3Model", "InternLM3ForCausalLM")),
     "minimax_m2": frozenset(("MiniMaxM2Config", "MiniMaxM2ForCausalLM")),
     "phi3": frozenset(("Phi3Config", "Phi3ForCausalLM")),
 }

@@ -59,11 +59,13 @@ class Family:
     `adjust_attention` adds what follows from a layer's kind, `adjust_layers` what follows from its
     place. `mlp_size` reads a size that is no number. `scaled_embedding`: embeddings are multiplied
     by the root of their size, as with `gemma_norms`.
+    `saved_as`: another class under which transformers saves it.
     `fixed`: fields that must have one of the
     listed values. `aliases`: other names of a field.
     """
 
     architecture: str
+    saved_as: str | None = None
     defaults: Mapping[str, Any]
     layer_kinds: kinds.LayerKinds = kinds.all_full
     rotated: Callable[[ConfigFields, list[str]], list[bool]] | None = None

@@ -332,6 +332,28 @@ LLAMA_VARIANTS: Mapping[str, Family] = {
         norms="both",
         fixed={"use_post_norm": (True,)},
     ),
+    "internlm3": Family(
+        architecture="InternLM3ForCausalLM",
+        saved_as="LlamaForCausalLM",
+        defaults={
+            **COMMON,
+            "vocab_size": 128_512,
+            "hidden_size": 4096,
+            "intermediate_size": 10_240,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32_768,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+    ),
     "arcee": Family(
         architecture="ArceeForCausalLM",
         defaults={

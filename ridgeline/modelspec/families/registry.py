@@ -332,7 +332,9 @@ def _family_name(config: Mapping[str, Any], where: str) -> str:
         model_type = next((by_architecture.get(a) for a in architectures), None)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise _unsupported(config, where)
-    _check_architecture(config, FAMILIES[model_type].architecture, model_type, where)
+    row = FAMILIES[model_type]
+    if row.saved_as not in architectures:
+        _check_architecture(config, row.architecture, model_type, where)
     return model_type
 
 

@@ -66,10 +66,20 @@ _REASONS: Mapping[str, str] = MappingProxyType(
             "layers carry several hidden states and mix them (hyper-connections)"
         ),
         "diffllama": "attention is the difference of two",
+        "hunyuan_v1_dense hunyuan_v1_moe": "q and k are normalised after they are rotated",
+        "minimax bailing_hybrid": "some layers have a linear attention that the engine lacks",
+        "granitemoe granitemoeshared": "experts are stored and scaled in a way that is not read",
+        "bitnet": "weights are ternary, and further norms lie within attention and MLP",
+        "minicpm3": "embeddings and residuals of latent attention are scaled",
+        "mllama": "some layers attend to images",
+        "paligemma": "tokens of the prompt attend to those after them",
+        "gemma4_assistant": "it only drafts tokens for a Gemma 4",
+        "olmo": "norms have no gain",
         "longcat_flash": "experts may be the identity, and a block has two attentions",
-        "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt phi starcoder2": (
+        "bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt nemotron phi starcoder2": (
             "norms have a bias, and MLPs have no gate"
         ),
+        "phimoe stablelm": "norms have a bias",
         "bert modernbert roberta xlm-roberta": (
             "it is an encoder: it embeds texts and does not generate"
         ),
@@ -85,6 +95,9 @@ _SPARSE = "the engine has no sparse attention over latent vectors"
 _FLAT: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"deepseek_v32": ("deepseek_v3", _SPARSE), "glm_moe_dsa": ("deepseek_v3", _SPARSE)}
 )
+PLANNED_AS: Mapping[str, str] = MappingProxyType({name: why for name, (_, why) in _FLAT.items()})
+"""model_type → why the engine cannot run a family that is planned as another one."""
+
 _NESTED: Mapping[str, str] = MappingProxyType({"kimi_k25": "kimi_k2", "kimi_k3": "kimi_linear"})
 _IGNORED = frozenset(
     (
