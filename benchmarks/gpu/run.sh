@@ -4,8 +4,9 @@
 #     benchmarks/gpu/run.sh [FOLDER]        (default: $OUT, or build/gpu)
 #
 # Parts run in the order of their worth, each with a time limit; a part that fails does not stop the
-# rest, and none begins or goes on when SECONDS_LEFT (540) are over. Each writes its JSON and its log
-# into FOLDER as it goes. PARTS names those to run.
+# rest, and none begins or goes on when SECONDS_LEFT (540) are over; one that does not end at its
+# limit is killed 5 s later. Each writes its JSON and its log into FOLDER as it goes. PARTS names
+# those to run.
 #
 # Without a GPU: DRY_RUN=1 prints the commands of all parts (a test parses them), and DEVICE=cpu runs
 # the parts that can begin on a CPU with tiny sizes and without the limit, which shows that they
@@ -17,7 +18,7 @@ DEVICE=${DEVICE:-cuda}
 BIG=dummy:llama-3.1-8b SMALL=dummy:llama-1b-32k EXPERTS=dummy:qwen1.5-moe-a2.7b STEPS="" DECODE="--formats bf16 --sequences 1,32 --modes graphs"
 REQUESTS="" TABLES="--attention-backend tables" STUDY="--max-concurrency 8 --input-len 512 --output-len 64 --rounds 3"
 MIXED="--formats bf16 --sequences 32 --modes graphs --chunks 32,128,448" NVFP4="--formats nvfp4 --sequences 1,32 --modes graphs"
-CPU_PARTS="steps8b pieces nvfp4 steps1b engine casestudy compiled doctor speculation optimize"
+CPU_PARTS="steps8b pieces nvfp4 steps1b engine casestudy compiled doctor speculation calibrate optimize"
 if [ "$DEVICE" = cpu ]; then
     BIG=demo SMALL=demo EXPERTS=demo STEPS="--formats bf16,int8 --sequences 1,2 --context 16 --prompt 32 --steps 2"
     DECODE="--formats bf16 --sequences 1 --context 16 --prompt 32 --steps 2 --modes graphs"
@@ -32,7 +33,7 @@ mkdir -p "$OUT" || exit 1
 OUT=$(cd "$OUT" && pwd)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$OUT/inductor} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/triton}
-PARTS=${PARTS:-"steps8b peer pieces tests nvfp4 steps1b engine casestudy ahead compiled doctor speculation products kernels optimize"}
+PARTS=${PARTS:-"steps8b peer pieces tests nvfp4 steps1b engine casestudy ahead compiled doctor speculation products calibrate kernels optimize"}
 BEGAN=$(date +%s)
 SUMMARY=$OUT/summary.txt
 : > "$SUMMARY"
@@ -55,7 +56,7 @@ part() {
     elif [ "$left" -lt "$limit" ]; then
         limit=$left
     fi
-    timeout "$limit" "$@" > "$OUT/$name.log" 2>&1
+    timeout -k 5 "$limit" "$@" > "$OUT/$name.log" 2>&1
     code=$?
     now=$(date +%s)
     echo "$name: exit $code after $((now - since)) s, at $((now - BEGAN)) s" | tee -a "$SUMMARY"
@@ -108,6 +109,8 @@ run_part() {
         part profile 40 "$PYTHON" -m ridgeline diagnose $SMALL --profile --device "$DEVICE" \
             --max-model-len 4096 --max-num-batched-tokens 2048 --input-len 256 --output-len 64
         ;;
+    calibrate) part calibrate 60 "$PYTHON" -m ridgeline calibrate --engine $SMALL \
+        --quantization bf16 --budget 40 --output "$OUT/calibration.json" ;;
     optimize) part optimize 250 "$PYTHON" -m ridgeline optimize demo --device "$DEVICE" \
         --budget 3m -o "$OUT/optimize" ;;
     *) echo "unknown part $1" | tee -a "$SUMMARY" ;;
