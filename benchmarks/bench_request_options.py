@@ -74,8 +74,8 @@ async def run(engine: Engine, case: Case) -> tuple[float, int, int]:
     for i, text in enumerate(case.messages):
         prompt = tokenizer.apply_chat_template([{"role": "user", "content": text}])
         prompt += tokenizer.encode(case.opening, add_special_tokens=False)
-        told = {"prediction": tokenizer.encode(case.predictions[i])} if case.predictions else {}
-        async for event in engine.stream(prompt, case.sampling, **told):
+        expected = {"prediction": tokenizer.encode(case.predictions[i])} if case.predictions else {}
+        async for event in engine.stream(prompt, case.sampling, **expected):
             if isinstance(event, Finished):
                 num_tokens += event.usage.completion_tokens
     took_s = time.process_time() - begun_s

@@ -18,6 +18,7 @@ DEVICE=${DEVICE:-cuda}
 BIG=dummy:llama-3.1-8b SMALL=dummy:llama-1b-32k EXPERTS=dummy:qwen1.5-moe-a2.7b STEPS="" DECODE="--formats bf16 --sequences 1,32 --modes graphs"
 REQUESTS="" TABLES="--attention-backend tables" STUDY="--max-concurrency 8 --input-len 512 --output-len 64 --rounds 3"
 MIXED="--formats bf16 --sequences 32 --modes graphs --chunks 32,128,448" NVFP4="--formats nvfp4 --sequences 1,32 --modes graphs"
+PROFILE="--max-model-len 4096 --max-num-batched-tokens 2048 --input-len 256 --output-len 64"
 CPU_PARTS="steps8b pieces nvfp4 steps1b engine casestudy compiled doctor speculation calibrate optimize"
 if [ "$DEVICE" = cpu ]; then
     BIG=demo SMALL=demo EXPERTS=demo STEPS="--formats bf16,int8 --sequences 1,2 --context 16 --prompt 32 --steps 2"
@@ -26,6 +27,7 @@ if [ "$DEVICE" = cpu ]; then
     NVFP4="--formats nvfp4 --sequences 1 --context 16 --prompt 32 --steps 2 --modes graphs"
     REQUESTS="--formats bf16 --requests 1,2 --input 16 --output 8"
     STUDY="--max-concurrency 2 --input-len 16 --output-len 8 --rounds 1 --stages eager,int8"
+    PROFILE="--max-model-len 512 --input-len 32 --output-len 8"
     TABLES=""  # refused on a CPU: only CUDA graphs make up for it
     PARTS=${PARTS:-$CPU_PARTS}
 fi
@@ -107,7 +109,7 @@ run_part() {
             --output-json "$OUT/bench.json"
         part explain 20 "$PYTHON" -m ridgeline explain demo --device "$DEVICE"
         part profile 40 "$PYTHON" -m ridgeline diagnose $SMALL --profile --device "$DEVICE" \
-            --max-model-len 4096 --max-num-batched-tokens 2048 --input-len 256 --output-len 64
+            $PROFILE
         ;;
     calibrate) part calibrate 60 "$PYTHON" -m ridgeline calibrate --engine $SMALL \
         --quantization bf16 --budget 40 --output "$OUT/calibration.json" ;;

@@ -192,6 +192,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "cost": (
         Needs("hit_rate", ("prefix_len",)),
         Needs("num_prefixes", ("prefix_len",)),
+        Needs("long_lived", ("prefix_len",)),
         Needs("spot_interruptions", ("spot_price",)),
         Needs("spot_lost_s", ("spot_price",)),
         Needs("owned_years", ("owned_dollars",)),

@@ -175,6 +175,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         ("--input-len", "0"),
         ("--prefix-len", "-1"),
+        ("--input-len", "100", "--prefix-len", "101"),
         ("--num-prefixes", "0"),
         ("--hit-rate", "-inf"),
         ("--hit-rate", "nan"),

@@ -152,7 +152,14 @@ def _demand(options: CostOptions) -> Demand:
     if options.workload is not None:
         lengths = workload_lengths(options.workload, NUM_SAMPLES)
     mean = sum(prompt for prompt, _ in lengths) / len(lengths)
-    cached_share = min(options.prefix_len, mean) * options.hit_rate / mean
+    if options.prefix_len > mean:
+        raise BadInput(
+            "--prefix-len is longer than the mean prompt",
+            value=options.prefix_len,
+            limit=f"{mean:,.0f} tokens",
+            fix="name the part of a prompt that requests share",
+        )
+    cached_share = options.prefix_len * options.hit_rate / mean
     return demand_of(lengths, options.request_rate, cached_share)
 
 
