@@ -57,13 +57,23 @@ class BackendAddress(msgspec.Struct, frozen=True):
         """The address in `http://host:port/prefix`. Raises BadInput."""
         try:
             parts = urlsplit(url)
-            port = parts.port or (443 if parts.scheme == "https" else 80)
+            given = parts.port
         except ValueError:
-            parts, port = urlsplit(""), 0
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+            parts, given = urlsplit(""), None
+        port = (443 if parts.scheme == "https" else 80) if given is None else given
+        is_address = parts.scheme in ("http", "https") and parts.hostname and port
+        if not is_address or any(c.isspace() or not c.isprintable() for c in url):
             raise BadInput(
                 "--backend is not the URL of a server", value=url, fix="write http://HOST:PORT"
             )
+        host = f"{parts.scheme}://{parts.hostname}"  # the rest may hold a password
+        if "@" in parts.netloc:
+            fix = "leave it out: keys go into --api-key"
+            raise BadInput("the URL of a server has a user or a password", value=host, fix=fix)
+        if "?" in url or "#" in url:
+            fix = "write http://HOST:PORT/PATH"
+            raise BadInput("the URL of a server has a query or a fragment", value=host, fix=fix)
+        assert parts.hostname is not None
         return BackendAddress(parts.hostname, port, parts.scheme == "https", parts.path.rstrip("/"))
 
     def __str__(self) -> str:
@@ -217,13 +227,23 @@ class UpstreamConnection(asyncio.Protocol):
 
     # -- httptools
 
+    def on_message_begin(self) -> None:
+        if self.is_complete:
+            raise httptools.HttpParserError("a response that was not asked for")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self.headers) >= _MAX_HEADERS:
             raise httptools.HttpParserError("too many headers")
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self.status, self.has_headers = self._parser.get_status_code(), True
+        self.status = self._parser.get_status_code()
+        self.has_headers = not self._is_interim
+
+    @property
+    def _is_interim(self) -> bool:
+        """Whether the response only precedes that to the request, as 103 Early Hints does."""
+        return 100 <= self.status < 200
 
     def on_body(self, data: bytes) -> None:
         self._unread.append(data)
@@ -233,6 +253,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
+        if self._is_interim:
+            self.headers = []
+            return
         self.is_complete = True
         self._keeps_alive = self._parser.should_keep_alive()  # afterwards, the answer is always no
 
