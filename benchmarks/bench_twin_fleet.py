@@ -2,9 +2,10 @@
 
 An hour of traffic in two waves goes to up to 16 twins (llama-3.1-8b on an L4 each) through the real
 gateway, with failures and autoscaling, on virtual time. The simulator gets the same trace. Goodput
-is that of requests within the SLO.
+is that of requests within the SLO. With --shifted, the simulator also gets the trace that many
+times with every arrival moved by up to 2 ms: what lies within their range is no difference.
 
-    python benchmarks/bench_twin_fleet.py [--seconds 3600] [--replicas 16] [--routers NAME…]
+    python benchmarks/bench_twin_fleet.py [--seconds 3600] [--routers NAME…] [--shifted 6]
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ridgeline.plan.simulate.records import Autoscaling, FaultModel, RequestOutcome
+import msgspec
+
+from ridgeline.plan.simulate.records import (
+    Autoscaling,
+    FaultModel,
+    RequestOutcome,
+    SimulatedRequest,
+)
 from ridgeline.records import Slo
 from ridgeline.twin.config import TwinConfig
 
@@ -25,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.fleet.twin_fleet import TwinFleetPlan, goodput, rehearse, simulate_same, waves
 
 SLO = "ttft:8000 tpot:80"
+SHIFT_S = 0.002
 
 
 def figures(outcomes: Sequence[RequestOutcome], slo: Slo, seconds: float) -> dict[str, float]:
@@ -39,7 +49,22 @@ def figures(outcomes: Sequence[RequestOutcome], slo: Slo, seconds: float) -> dic
     }
 
 
-def compare(plan: TwinFleetPlan, seconds: float, rates: tuple[float, float]) -> dict[str, object]:
+def shifted(
+    plan: TwinFleetPlan, requests: Sequence[SimulatedRequest], slo: Slo, seconds: float, count: int
+) -> dict[str, list[float]]:
+    """Least and greatest figures of the simulator for the trace with other arrivals."""
+    runs = []
+    for seed in range(1, count + 1):
+        rng = random.Random(seed)
+        moved = [msgspec.structs.replace(r, at_s=r.at_s + SHIFT_S * rng.random()) for r in requests]
+        runs.append(figures(simulate_same(plan, moved).requests, slo, seconds))
+    names = ("goodput_req_s", "ttft_p50_s", "ttft_p95_s") if runs else ()
+    return {name: [f(run[name] for run in runs) for f in (min, max)] for name in names}
+
+
+def compare(
+    plan: TwinFleetPlan, seconds: float, rates: tuple[float, float], num_shifted: int = 0
+) -> dict[str, object]:
     """Goodput and latencies of the twins and of the simulator for one fleet."""
     requests, slo = waves(seconds, *rates, 5000, 32), Slo.parse(SLO)
     began_s = time.process_time()
@@ -53,6 +78,7 @@ def compare(plan: TwinFleetPlan, seconds: float, rates: tuple[float, float]) -> 
         "router": plan.router,
         "twins": ours,
         "simulated": theirs,
+        "simulated_shifted": shifted(plan, requests, slo, seconds, num_shifted),
         "goodput_ratio": round(ratio, 4),
         "num_killed": fleet.num_killed,
         "num_resumed": fleet.metric("ridgeline_fleet_resumed_total"),
@@ -68,6 +94,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--replicas", type=int, default=16)
     parser.add_argument("--routers", nargs="+", default=["least-loaded", "ttft"])
+    parser.add_argument("--shifted", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     twin = TwinConfig(
@@ -93,7 +120,7 @@ def main() -> int:
             faults=faults,
             probe_s=3.0,
         )
-        results.append(compare(plan, args.seconds, (high / 5, high)))
+        results.append(compare(plan, args.seconds, (high / 5, high), args.shifted))
         print(json.dumps(results[-1]), flush=True)
     record = {
         "benchmark": "twin-fleet",

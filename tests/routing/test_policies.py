@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 import time
 
 import msgspec
@@ -167,7 +168,9 @@ def test_choice_takes_less_than_a_third_of_a_millisecond(name: str) -> None:
     requests = [
         Wanted((*range(64), *range(i, i + 64)), 64, 8192, session=str(i)) for i in range(100)
     ]
-    began_s = time.process_time()
+    took_s = []
     for request in requests:
+        began_s = time.thread_time()
         load.in_flight[router.choose(request, range(100), load)] += 1
-    assert (time.process_time() - began_s) / len(requests) < 0.3e-3
+        took_s.append(time.thread_time() - began_s)
+    assert statistics.median(took_s) < 0.3e-3
