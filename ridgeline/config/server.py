@@ -345,6 +345,14 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             "Accepted Host headers, separated by commas; * for any.", metavar="HOSTS", since="0.3"
         ),
     ] = ""
+    close_on_stop: Annotated[
+        bool,
+        About(
+            "Stop listening at once on SIGTERM, so that a successor can take the port while streams"
+            " end; else new requests get 503.",
+            since="0.3",
+        ),
+    ] = False
     slo_classes: Annotated[
         str,
         About(

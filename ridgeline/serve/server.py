@@ -16,6 +16,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple, Protocol
@@ -37,6 +38,7 @@ _ACCEPT_AT_ONCE = 32
 """asyncio accepts up to `backlog` connections in one iteration of its loop. Thousands at once would
 delay every request, and take some 16 KB each; in the system's queue they take almost nothing."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_REPEATED_S = 1.0
 
 
 def check_exposed(options: ServerOptions) -> None:
@@ -149,8 +151,12 @@ class DrainedService(Protocol):
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, which drains before it stops, and returns after a signal.
 
-    `service`: whose requests are drained. `loss`: why it stopped without a signal, if it did.
+    `service`: whose requests are drained. `loss`: why it stopped without a signal, if it did. With
+    `closes_on_stop`, the port is free while they are: a draining server does not listen.
     """
+
+    closes_on_stop = False
+    _signalled_s = 0.0
 
     def __init__(
         self,
@@ -165,8 +171,15 @@ class GracefulServer(uvicorn.Server):
         self.loss: str | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal starts to drain, the second stops at once."""
-        if self._service.drain.is_draining:
+        """The first signal starts to drain, the second stops at once.
+
+        With `closes_on_stop`, a SIGTERM right after the first is none: a process that is to end
+        with its parent gets one from each of the parent's threads.
+        """
+        now_s = time.monotonic()
+        if not self._service.drain.is_draining:
+            self._signalled_s = now_s
+        elif not self.closes_on_stop or now_s - self._signalled_s > _REPEATED_S:
             self.should_exit = self.force_exit = True
         self._service.drain.start(self._service.options.shutdown_timeout_s)
 
@@ -176,6 +189,9 @@ class GracefulServer(uvicorn.Server):
             if self.loss is not None:  # its requests have failed; other models' may be complete
                 _LOG.critical("the server stops: %s", self.loss)
                 self._service.drain.start(self._service.options.shutdown_timeout_s)
+        if self.closes_on_stop and self._service.drain.is_draining:
+            for server in self.servers:
+                server.close()
         return await super().on_tick(counter) or self._service.drain.is_over
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

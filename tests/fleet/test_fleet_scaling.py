@@ -48,10 +48,10 @@ MODEL = FleetModel(model="demo", replicas=2, max_replicas=6, target_in_flight=4,
 class World:
     """A gateway whose view a test sets, and the changes that the scaler makes."""
 
-    def __init__(self, *models: FleetModel) -> None:
+    def __init__(self, *models: FleetModel, replicas: dict[str, int] | None = None) -> None:
         self.view: FleetView | None = seen(0, 0)
         self.changes: list[tuple[str, int]] = []
-        self.scaler = FleetScaler(models, lambda: self.view, self._set)
+        self.scaler = FleetScaler(models, lambda: self.view, self._set, replicas or {})
 
     def _set(self, model: FleetModel, count: int) -> None:
         self.changes.append((model.name, count))
@@ -68,6 +68,19 @@ def test_load_adds_servers_at_once_and_removes_them_after_the_stable_time() -> N
     world.scaler.step(30.0)
     assert world.changes == [("demo", 5)]
     world.scaler.step(66.0)
+    assert world.changes[-1] == ("demo", 2)
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(4, 4), (9, 6), (1, 2)])
+def test_next_scaler_sets_what_was_wanted_last(wanted: int, expected: int) -> None:
+    world = World(MODEL, replicas={"demo": wanted})
+    world.view = None
+    world.scaler.step(0.0)
+    assert world.changes == [("demo", expected)]
+    world.scaler.step(5.0)
+    assert len(world.changes) == 1
+    world.view = seen(0, 0)
+    world.scaler.step(10.0)
     assert world.changes[-1] == ("demo", 2)
 
 

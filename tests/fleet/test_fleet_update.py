@@ -18,8 +18,10 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, running: set[str], room: int) -> None:
         self.running, self.room = running, room
+        self.replicas: dict[str, int] = {}  # of models that follow the load
+        self.num_started = 0
         self.steps: list[str] = []
-        for name in ("status", "follow_load"):
+        for name in ("status", "hold", "follow_load"):
             setattr(self, name, self)
         monkeypatch.setattr(deploy, "import_ray", lambda: self)
         monkeypatch.setattr(deploy, "_this_node", lambda: None)
@@ -33,12 +35,13 @@ class Cluster:
 
     def run_model(self, model: FleetModel, _: FleetFile, host: str) -> None:
         self.steps.append(f"+{model.name}{' surge' if model.surge else ''}")
+        self.num_started = model.replicas
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True}]
 
-    def get(self, value: Any) -> Any:
-        return value
+    def get(self, _: Any) -> Any:
+        return self.replicas
 
     def remote(self, *_: Any) -> Any:
         return self
@@ -76,6 +79,16 @@ def test_no_server_more_than_usual_runs_where_the_file_says_so(
     cluster = Cluster(monkeypatch, {"ridgeline-demo"}, 5)
     deploy.deploy(FleetFile(models=(FleetModel(model="demo", surge=False),)))
     assert cluster.steps == ["+demo"]
+
+
+@pytest.mark.parametrize(("now", "expected"), [(0, 2), (1, 2), (3, 3), (9, 4)])
+def test_servers_that_the_load_has_added_stay(
+    now: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(monkeypatch, {"ridgeline-demo"}, 1)
+    cluster.replicas = {"demo": now}
+    deploy.deploy(FleetFile(models=(FleetModel(model="demo", replicas=2, max_replicas=4),)))
+    assert cluster.num_started == expected
 
 
 @pytest.mark.parametrize(
@@ -125,6 +138,21 @@ def test_server_without_a_supervisor_that_does_not_answer_leaves_the_file(tmp_pa
     assert world.urls() == ["http://h:1"]  # the supervisor's word suffices
     world.note(2)  # it was only slow
     assert world.urls() == ["http://h:1", "http://h:2"]
+
+
+def test_next_table_knows_the_servers_and_forgets_those_that_are_gone(tmp_path: Path) -> None:
+    world = Table(tmp_path)
+    world.table.remove("r1")
+    after = Table.__new__(Table)
+    after.now_s, after.alive, after.file = 5.0, set(), world.file
+    after.table = ServerTable(after.file, after.alive.__contains__, lambda: after.now_s)
+    assert after.urls() == ["http://h:2"]
+    after.now_s += LOST_AFTER_S / 2
+    after.table.forget_lost()
+    assert after.urls() == ["http://h:2"]
+    after.now_s += LOST_AFTER_S
+    after.table.forget_lost()
+    assert after.urls() == []
 
 
 def test_server_that_left_does_not_come_back_by_a_late_word(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""A fleet on Ray: two servers from one command, a killed one, a rolling update, the end."""
+"""A fleet on Ray: servers from one command, killed ones, rolling updates, a lost node, the end.
+
+One cluster for all tests, in their order: the start of Ray and of servers takes most of the time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +21,12 @@ import httpx
 import pytest
 
 from ridgeline.errors import BadInput
+from ridgeline.fleet.ray import deploy
 from ridgeline.fleet.ray.fleet_file import read_fleet_file
 from tests.fleet.processes import free_port, wait_until
 
+KEY = "key-of-the-fleet"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 FILE = """
 port = {port}
 drain_s = 10
@@ -39,8 +46,12 @@ rate = 0.1
 input_len = 64
 output_len = 16
 """
+APART = """
+replicas = 2
+resources = { slot = 1 }
+"""
 # Of a machine with one L4, so that Ray places what `pack` has placed; nothing runs on a GPU.
-RESOURCES = {"CPU": 2, "GPU": 1, "l4": 1}
+RESOURCES = {"CPU": 2, "GPU": 1, "l4": 1, "slot": 1}
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
@@ -75,7 +86,6 @@ class RunningFleet:
         self.write(SCALED, seqs=4)
         self.environment = {
             **os.environ,
-            "RAY_TMPDIR": str(folder),
             "RAY_OVERRIDE_RESOURCES": json.dumps(RESOURCES),
             "CUDA_VISIBLE_DEVICES": "0",
         }
@@ -98,10 +108,15 @@ class RunningFleet:
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
+    def status(self) -> dict[str, Any]:
+        """What `ridgeline fleet status` asks, without the start of a process."""
+        status = deploy.read_status()
+        assert status is not None
+        return status
+
     def servers(self) -> dict[int, str]:
         """The models of the servers that are ready, by their processes."""
-        status: dict[str, Any] = json.loads(self.command("status", "--json"))
-        return {s["pid"]: s["model"] for s in status["servers"] if s["is_ready"]}
+        return {s["pid"]: s["model"] for s in self.status()["servers"] if s["is_ready"]}
 
     def view(self) -> dict[str, Any]:
         """What `ridgeline fleet top` shows."""
@@ -111,7 +126,7 @@ class RunningFleet:
 
     def num_ready(self) -> int:
         try:
-            view = httpx.get(f"{self.url}/ridgeline/fleet", timeout=2).json()
+            view = httpx.get(f"{self.url}/ridgeline/fleet", headers=HEADERS, timeout=2).json()
         except httpx.HTTPError:
             return 0
         return sum(backend["state"] == "ready" for backend in view["backends"])
@@ -127,13 +142,20 @@ class RunningFleet:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
-    running = RunningFleet(tmp_path_factory.mktemp("ray"))
-    try:
-        wait_until(running.has_started, 600)
-        yield running
-    finally:
-        running.process.send_signal(signal.SIGTERM)
-        running.process.wait(120)
+    folder = tmp_path_factory.mktemp("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(folder))
+        patch.setenv("RIDGELINE_API_KEY", KEY)
+        running = RunningFleet(folder)
+        try:
+            wait_until(running.has_started, 600)
+            with warnings.catch_warnings(action="ignore"):  # of Ray's own modules
+                deploy.connect(None, start=False)
+            yield running
+            deploy.import_ray().shutdown()
+        finally:
+            running.process.send_signal(signal.SIGTERM)
+            running.process.wait(120)
 
 
 @pytest.fixture
@@ -145,12 +167,50 @@ def load(fleet: RunningFleet) -> Iterator[Load]:
         clients.stop()
 
 
+@pytest.fixture
+def nodes(fleet: RunningFleet) -> Iterator[Nodes]:
+    added = Nodes(deploy.import_ray().get_runtime_context().gcs_address)
+    try:
+        yield added
+    finally:
+        added.stop()
+
+
+class Nodes:
+    """Further nodes of the cluster on this machine, each with room for one server."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self.all = address, list[Any]()
+
+    def add(self) -> Any:
+        from ray._private.node import Node
+        from ray._private.parameter import RayParams
+
+        size = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100 << 20}
+        ports = {"min_worker_port": 0, "max_worker_port": 0, "node_manager_port": 0}
+        address = {"gcs_address": self._address, "redis_address": self._address}
+        parameters = RayParams(
+            resources={"slot": 1}, include_log_monitor=False, **size, **ports, **address
+        )
+        node = Node(parameters, head=False, shutdown_at_exit=True, spawn_reaper=True)
+        self.all.append(node)
+        return node
+
+    def kill(self, node: Any) -> None:
+        """kill -9 of everything on the node."""
+        self.all.remove(node)
+        node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+    def stop(self) -> None:
+        for node in list(self.all):
+            self.kill(node)
+
+
 class Load:
     """Clients that stream answers until `stop`; `texts` by prompt, and what failed."""
 
-    def __init__(self, url: str, key: str = "") -> None:
+    def __init__(self, url: str) -> None:
         self.url, self.texts, self.failed = url, dict[str, set[str]](), list[str]()
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self.num_answers = 0
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(3)]
@@ -159,7 +219,7 @@ class Load:
 
     def _run(self, number: int) -> None:
         body = {"model": "demo", "prompt": f"def f{number}(", "max_tokens": 48, "stream": True}
-        with httpx.Client(timeout=120, headers=self._headers) as client:
+        with httpx.Client(timeout=120, headers=HEADERS) as client:
             while not self._stopped.is_set():
                 try:
                     with client.stream(
@@ -205,6 +265,57 @@ def test_load_adds_a_server_and_a_killed_one_is_replaced(fleet: RunningFleet, lo
     assert fleet.view()["counts"]["lost"] == 0
 
 
+def stream_lines(fleet: RunningFleet, num_tokens: int) -> Iterator[str]:
+    """The events of a greedy answer."""
+    body = {"model": "demo", "prompt": "def f(", "max_tokens": num_tokens, "temperature": 0}
+    body |= {"stream": True, "ignore_eos": True}
+    url = f"{fleet.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=HEADERS, timeout=120) as reply:
+        assert reply.status_code == 200
+        yield from (line for line in reply.iter_lines() if line)
+
+
+def texts_of(lines: Iterable[str]) -> list[str]:
+    """Of the events of an answer that is whole."""
+    *events, last = [line.removeprefix("data: ") for line in lines]
+    assert last == "[DONE]"
+    choices = [json.loads(event)["choices"] for event in events]
+    return [choice[0]["text"] for choice in choices if choice]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@needs_ray
+@pytest.mark.ray
+@pytest.mark.slow
+def test_killed_supervisor_of_the_gateway_comes_back(fleet: RunningFleet) -> None:
+    before, servers = fleet.status()["pid"], fleet.servers()
+    lines = stream_lines(fleet, 400)
+    first = next(lines)
+    os.kill(parent_of(before), signal.SIGKILL)
+    texts = texts_of([first, *lines])  # its gateway has ended no stream
+    wait_until(lambda: fleet.status()["pid"] != before and fleet.num_ready() > 0, 120)
+    assert texts_of(stream_lines(fleet, 400)) == texts
+    assert servers.keys() & fleet.servers().keys()
+
+
+@needs_ray
+@pytest.mark.ray
+@pytest.mark.slow
+def test_killed_gateway_comes_back_and_its_streams_end_in_an_error(fleet: RunningFleet) -> None:
+    before = fleet.status()["pid"]
+    lines = stream_lines(fleet, 900)
+    next(lines)
+    os.kill(before, signal.SIGKILL)
+    with pytest.raises(httpx.TransportError):
+        list(lines)
+    wait_until(lambda: fleet.num_ready() > 0, 120)
+    assert fleet.status()["pid"] != before
+    assert texts_of(stream_lines(fleet, 8))
+
+
 @needs_ray
 @pytest.mark.ray
 @pytest.mark.slow
@@ -238,11 +349,47 @@ def test_model_with_a_rate_is_placed_on_its_device(fleet: RunningFleet, load: Lo
     assert b"CUDA_VISIBLE_DEVICES=0" in environment
 
 
+def is_on(pid: int, node: Any) -> bool:
+    """Whether a server's supervisor is a worker of the node."""
+    (raylet,) = node.all_processes["raylet"]
+    return parent_of(parent_of(pid)) == raylet.process.pid
+
+
+@needs_ray
+@pytest.mark.ray
+@pytest.mark.slow
+def test_death_of_a_node_loses_no_stream_and_its_server_moves(
+    fleet: RunningFleet, nodes: Nodes, load: Load
+) -> None:
+    before, node = fleet.servers(), nodes.add()
+    fleet.write(APART, seqs=4)
+    fleet.command("up", str(fleet.file))
+    wait_until(lambda: not fleet.servers().keys() & before.keys(), 120)
+    servers = list(fleet.servers())
+    assert len(servers) == 2
+    (lost,) = [pid for pid in servers if is_on(pid, node)]
+    (kept,) = [pid for pid in servers if pid != lost]
+    wait_until(lambda: fleet.num_ready() == 2, 60)
+    os.kill(lost, signal.SIGKILL)
+    nodes.kill(node)
+    num_before = load.num_answers
+    wait_until(lambda: load.num_answers >= num_before + 6)
+    assert Path(f"/proc/{kept}").exists()
+    other = nodes.add()
+    wait_until(lambda: fleet.num_ready() == 2, 120)
+    load.check()
+    (moved,) = fleet.servers().keys() - {kept}
+    assert moved != lost and is_on(moved, other)
+    assert fleet.view()["counts"]["lost"] == 0
+
+
 @needs_ray
 @pytest.mark.ray
 @pytest.mark.slow
 def test_down_ends_every_process(fleet: RunningFleet) -> None:
+    shown = json.loads(fleet.command("status", "--json"))["servers"]
     pids = fleet.servers()
+    assert pids and pids.items() <= {server["pid"]: server["model"] for server in shown}.items()
     fleet.command("down")
     assert fleet.process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

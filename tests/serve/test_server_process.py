@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -21,7 +22,8 @@ import pytest
 from ridgeline.config.server import ServerOptions
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.serve.app import add_model, create_app
-from ridgeline.serve.server import listen, run, url_of
+from ridgeline.serve.drain import DrainState
+from ridgeline.serve.server import GracefulServer, listen, run, url_of, uvicorn_config
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
@@ -207,6 +209,80 @@ def test_port_in_use_names_the_fix() -> None:
 def test_unresolvable_host_names_the_flag() -> None:
     with pytest.raises(BadInput, match="--host"):
         listen(ServerOptions(host="no.such.host.invalid"))
+
+
+class _Service:
+    """What is drained."""
+
+    def __init__(self) -> None:
+        self.options, self.drain = ServerOptions(), DrainState()
+
+    def end_streams(self) -> None: ...
+
+    def lost(self) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_port_of_a_draining_server_is_free_if_it_is_to_be(closes: bool) -> None:
+    may_end, service = threading.Event(), _Service()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for state in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{state}.complete"})
+            return
+        with service.drain:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
+            while not may_end.is_set():
+                await asyncio.sleep(0.01)
+            await send({"type": "http.response.body", "body": b"ended"})
+
+    listener = listen(ServerOptions(port=0))
+    url, port = url_of(listener), listener.getsockname()[1]
+    server = GracefulServer(uvicorn_config(app, service.options), service)
+    server.closes_on_stop = closes
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with httpx.stream("GET", url) as reply:
+            parts = reply.iter_raw()
+            assert next(parts) == b"begun "
+            service.drain.start(60)
+            if closes:
+                while True:
+                    with contextlib.suppress(BadInput), listen(ServerOptions(port=port)):
+                        break
+            else:
+                with pytest.raises(BadInput):
+                    listen(ServerOptions(port=port))
+            may_end.set()
+            assert b"".join(parts) == b"ended"
+    finally:
+        may_end.set()
+        service.drain.start(0)
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("closes", "after_s", "stops"), [(True, 0.01, False), (True, 1.5, True), (False, 0.01, True)]
+)
+def test_second_signal_stops_unless_it_repeats_the_first(
+    closes: bool, after_s: float, stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = iter((5.0, 5.0 + after_s))
+    monkeypatch.setattr("ridgeline.serve.server.time.monotonic", lambda: next(now_s))
+    service = _Service()
+    service.drain = DrainState(lambda: 0.0)
+    server = GracefulServer(uvicorn_config(lambda: None, service.options), service)  # type: ignore[arg-type]
+    server.closes_on_stop = closes
+    server.handle_exit(signal.SIGTERM, None)
+    assert service.drain.is_draining and not server.should_exit
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit is stops
 
 
 def test_connections_have_nodelay() -> None:

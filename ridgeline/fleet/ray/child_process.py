@@ -21,7 +21,10 @@ _PATIENCE_S = 30.0  # with a process that has accepted a connection
 
 
 class ChildProcess:
-    """Runs `python -m ridgeline ARGUMENTS`; its output goes to a file next to Ray's logs."""
+    """Runs `python -m ridgeline ARGUMENTS`; its output goes to a file next to Ray's logs.
+
+    If the process that started it is killed, it gets SIGTERM, and may finish what it has begun.
+    """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         handle, name = tempfile.mkstemp(prefix="ridgeline-", suffix=".log")
@@ -37,7 +40,11 @@ class ChildProcess:
         command = [sys.executable, "-m", "ridgeline", *arguments]
         try:
             self._process = subprocess.Popen(
-                command, stdout=handle, stderr=handle, preexec_fn=end_with_parent
+                command,
+                stdout=handle,
+                stderr=handle,
+                preexec_fn=end_with_parent,
+                start_new_session=True,  # Ray kills the process group of an actor that has ended
             )
         finally:
             os.close(handle)

@@ -16,6 +16,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.fleet.ray.applications import KEY, PREFIX, actor_environment, failure_of, run_model
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.gateway_actor import GatewaySupervisor
+from ridgeline.fleet.ray.scaling import scaled
 from ridgeline.fleet.ray.server_actor import GATEWAY, NAMESPACE
 
 _START_ATTEMPTS = 3
@@ -92,6 +93,8 @@ def deploy(fleet: FleetFile) -> list[str]:
             get_if_exists=True,
             num_cpus=0,
             max_concurrency=16,
+            max_restarts=-1,  # what it is asked waits meanwhile, and may be asked twice
+            max_task_retries=-1,
             scheduling_strategy=_this_node(),
             runtime_env=actor_environment(),
         )
@@ -105,10 +108,13 @@ def deploy(fleet: FleetFile) -> list[str]:
     if leaving and not all(_has_room(model, model.replicas) for model in new):
         remove(leaving)
         leaving = []
-    fleet = _with_surge(fleet, known)
-    for model in fleet.models:
-        run_model(model, fleet, host)
-    ray.get(gateway.follow_load.remote(fleet, host))
+    fleet, replicas = _with_surge(fleet, known), ray.get(gateway.hold.remote())
+    try:
+        for model in fleet.models:
+            now = scaled(model, replicas.get(model.name, 0))
+            run_model(msgspec.structs.replace(model, replicas=now), fleet, host)
+    finally:
+        ray.get(gateway.follow_load.remote(fleet, host, replicas))
     return leaving
 
 
@@ -201,6 +207,16 @@ def read_status() -> dict[str, Any] | None:
         return None
     status: dict[str, Any] = ray.get(gateway.status.remote(), timeout=60)
     return status
+
+
+def is_up() -> bool:
+    """Whether a fleet runs, as far as Ray knows: its gateway may be about to be started again."""
+    ray = import_ray()
+    try:
+        ray.get_actor(GATEWAY, NAMESPACE)
+    except ValueError:
+        return False
+    return True
 
 
 def take_down() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -17,7 +18,7 @@ from ridgeline.fleet.ray.applications import run_model
 from ridgeline.fleet.ray.child_process import ChildProcess, is_ready
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.scaling import SCALING_S, FleetScaler, read_gateway
-from ridgeline.fleet.ray.server_table import ServerTable
+from ridgeline.fleet.ray.server_table import ServerTable, replace_file
 
 log = logging.getLogger("ridgeline.fleet")
 
@@ -29,27 +30,61 @@ _PARK_S = 300
 has none while its only one is replaced, and a model takes its time to load."""
 
 
+class _Followed(msgspec.Struct, frozen=True):
+    """The arguments of `follow_load`, and the numbers of servers since then."""
+
+    fleet: FleetFile
+    host: str
+    replicas: dict[str, int] = {}
+
+
 class GatewaySupervisor:
-    """A Ray actor: runs `ridgeline route` with a file of the servers that have registered."""
+    """A Ray actor: runs `ridgeline route` with a file of the servers that have registered.
+
+    Ray starts an actor that was killed again, and it goes on from the files in its folder. The
+    gateway before it has closed its port by then, and ends with its last stream.
+    """
 
     def __init__(self, host: str, port: int, arguments: Sequence[str]) -> None:
         self._host, self._port, self._arguments = host, port, tuple(arguments)
-        self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-fleet-")
-        self._file = Path(self._folder.name) / "backends"
+        self._folder = _own_folder()
+        self._file, self._followed_file = self._folder / "backends", self._folder / "followed"
         self._servers = ServerTable(self._file, lambda url: is_ready(url, _ANSWER_S))
         self._child = self._start()
         self._scaler: FleetScaler | None = None
+        if self._followed_file.exists():
+            data = self._followed_file.read_bytes()
+            self._follow(msgspec.json.decode(data, type=_Followed))
         threading.Thread(target=self._supervise, daemon=True).start()
         threading.Thread(target=self._scale, daemon=True).start()
 
-    def follow_load(self, fleet: FleetFile, host: str) -> None:
-        """Change the numbers of servers with the load, for the models whose entries say so."""
+    def hold(self) -> dict[str, int]:
+        """Change no number of servers until `follow_load`. Returns those of the models that follow
+        the load."""
+        scaler, self._scaler = self._scaler, None
+        return {} if scaler is None else dict(scaler.replicas)
+
+    def follow_load(self, fleet: FleetFile, host: str, replicas: dict[str, int]) -> None:
+        """Change the numbers of servers with the load, for the models whose entries say so, from
+        these numbers on."""
+        self._follow(_Followed(fleet, host, replicas))
+
+    def _follow(self, followed: _Followed) -> None:
+        fleet, host, replicas = followed.fleet, followed.host, dict(followed.replicas)
 
         def set_replicas(model: FleetModel, count: int) -> None:
+            replicas[model.name] = count
+            self._keep(_Followed(fleet, host, replicas))  # first: it may take long
             run_model(msgspec.structs.replace(model, replicas=count), fleet, host)
 
         key = os.environ.get("RIDGELINE_API_KEY")
-        self._scaler = FleetScaler(fleet.models, lambda: read_gateway(self.url, key), set_replicas)
+        self._scaler = FleetScaler(
+            fleet.models, lambda: read_gateway(self.url, key), set_replicas, replicas
+        )
+        self._keep(followed)
+
+    def _keep(self, followed: _Followed) -> None:
+        replace_file(self._followed_file, msgspec.json.encode(followed))
 
     def note_server(self, replica: str, model: str, url: str, pid: int) -> None:
         """The supervisor of a server has found it running."""
@@ -83,6 +118,7 @@ class GatewaySupervisor:
     def stop(self) -> None:
         """Stop the gateway; its streams may end first."""
         self._child.stop(60)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> ChildProcess:
         return ChildProcess(gateway_words(self._host, self._port, self._file, self._arguments))
@@ -106,9 +142,22 @@ class GatewaySupervisor:
             self._servers.forget_lost()
 
 
+def _own_folder() -> Path:
+    """Of this actor, and of the one that Ray starts in its place."""
+    import ray
+
+    actor = ray.get_runtime_context().get_actor_id()
+    folder = Path(tempfile.gettempdir()) / f"ridgeline-fleet-{actor}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to another user")
+    return folder
+
+
 def gateway_words(host: str, port: int, file: Path, arguments: Sequence[str]) -> list[str]:
     """The command line of the gateway; `arguments`: further flags of `ridgeline route`."""
-    words = ["route", "--host", host, "--port", str(port), "--backend-file", str(file)]
+    words = ["route", "--host", host, "--port", str(port), "--close-on-stop"]
+    words += ["--backend-file", str(file)]
     if not any(word.split("=")[0] == _PARK for word in arguments):
         words += [_PARK, str(_PARK_S)]
     return [*words, *arguments]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -23,7 +23,8 @@ class FleetScaler:
     """Decides for each model with `max_replicas` how many servers it has.
 
     `read_view` returns what the gateway sees, None if it does not answer; `set_replicas` changes a
-    model's number of servers.
+    model's number of servers. `replicas`: how many were wanted last, where that is known; the first
+    step makes it so.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class FleetScaler:
         models: Sequence[FleetModel],
         read_view: Callable[[], FleetView | None],
         set_replicas: Callable[[FleetModel, int], None],
+        replicas: Mapping[str, int] = {},
     ) -> None:
         self._models = [model for model in models if model.max_replicas is not None]
         self._read_view, self._set_replicas = read_view, set_replicas
         self._scalers = {model.name: Autoscaler(_policy(model)) for model in self._models}
-        self.replicas = {model.name: model.replicas for model in self._models}
+        self.replicas = {m.name: scaled(m, replicas.get(m.name, 0)) for m in self._models}
+        self._unsure = set(replicas)
 
     def step(self, now_s: float) -> None:
         """Decide once, and change what has to change."""
@@ -46,9 +49,15 @@ class FleetScaler:
             wanted = self._scalers[model.name].decide(signals, now_s)
             if signals is None:  # nothing is known: nothing changes, and the floor holds
                 wanted = max(before, model.replicas)
-            if wanted != before:
+            if wanted != before or model.name in self._unsure:
                 self._set_replicas(model, wanted)
                 self.replicas[model.name] = wanted
+                self._unsure.discard(model.name)
+
+
+def scaled(model: FleetModel, count: int) -> int:
+    """The count within the model's limits."""
+    return min(max(count, model.replicas), model.max_replicas or model.replicas)
 
 
 def read_gateway(url: str, api_key: str | None) -> FleetView | None:

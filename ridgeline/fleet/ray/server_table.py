@@ -25,7 +25,8 @@ class ServerEntry(msgspec.Struct, kw_only=True):
 
 
 class ServerTable:
-    """Servers by their replica in Ray Serve. Every change rewrites `file`, one URL per line.
+    """Servers by their replica in Ray Serve. Every change rewrites `file`, one URL per line, and a
+    file next to it from which a table that comes after this one knows the same servers.
 
     `answers`: whether the server at a URL says that it is ready. A server leaves the table when its
     supervisor says so, or is not heard of and the server does not answer: on a busy machine, Ray
@@ -39,7 +40,8 @@ class ServerTable:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file, self._answers, self._clock = file, answers, clock
-        self._servers: dict[str, ServerEntry] = {}
+        self._state_file = file.with_suffix(".json")
+        self._servers = self._known_before()
         self._left = set[str]()
         self._lock = threading.Lock()
         self._write()
@@ -85,7 +87,23 @@ class ServerTable:
                     del self._servers[entry.replica]
                     self._write()
 
+    def _known_before(self) -> dict[str, ServerEntry]:
+        """The servers of the table before this one; their supervisors may speak up from now on."""
+        if not self._state_file.exists():
+            return {}
+        entries = msgspec.json.decode(self._state_file.read_bytes(), type=list[ServerEntry])
+        for entry in entries:
+            entry.seen_s = self._clock()
+        return {entry.replica: entry for entry in entries}
+
     def _write(self) -> None:
-        part = self._file.with_suffix(".part")
-        part.write_text("".join(f"{entry.url}\n" for entry in self._servers.values()))
-        part.replace(self._file)
+        entries = list(self._servers.values())
+        replace_file(self._state_file, msgspec.json.encode(entries))
+        replace_file(self._file, "".join(f"{entry.url}\n" for entry in entries).encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file of which no reader sees half."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(data)
+    part.replace(path)

@@ -89,11 +89,11 @@ def _status() -> FleetStatus:
 
 def _wait_for_end() -> None:
     """Until SIGINT or SIGTERM, or until `ridgeline fleet down` has ended the fleet."""
-    from ridgeline.fleet.ray.deploy import read_status
+    from ridgeline.fleet.ray.deploy import is_up
 
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     while not ended.wait(2.0):
-        if read_status() is None:
+        if not is_up():
             return

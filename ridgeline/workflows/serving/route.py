@@ -46,4 +46,6 @@ def route(
     with listen(server_options) as listener:
         config = uvicorn_config(app, replace(server_options, port=listener.getsockname()[1]))
         url = url_of(listener)
-        GracefulServer(config, service, lambda: on_ready(url)).run(sockets=[listener])
+        server = GracefulServer(config, service, lambda: on_ready(url))
+        server.closes_on_stop = options.close_on_stop
+        server.run(sockets=[listener])
