@@ -346,12 +346,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     close_on_stop: Annotated[
-        bool,
-        About(
-            "Stop listening at once on SIGTERM, so that a successor can take the port while streams"
-            " end; else new requests get 503.",
-            since="0.3",
-        ),
+        bool, About("On SIGTERM, free the port at once while streams end.", since="0.3")
     ] = False
     slo_classes: Annotated[
         str,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.types import ASGIApp
 
 from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions, ServerOptions
@@ -47,20 +49,18 @@ def create_gateway_app(
     """The app over the backends of `options`. Raises BadInput for a URL that is none."""
     canary, fallback = canary or CanaryOptions(), fallback or FallbackOptions()
     key = options.api_key
-    addresses = [BackendAddress.parse(url) for url in options.backend]
-    if options.backend_file is not None:
-        addresses += read_backend_file(options.backend_file)
+    static = addresses_of(options.backend)
+    addresses = [] if options.backend_file is None else read_backend_file(options.backend_file)
     backends = Backends(
-        addresses,
+        list(dict.fromkeys((*static, *addresses))),
         make_router(options.policy),
         silence_s=options.silence_s,
-        canaries=[BackendAddress.parse(url) for url in canary.canary],
+        canaries=addresses_of(canary.canary),
         headers=[] if key is None else [(b"authorization", f"Bearer {key}".encode())],
     )
-    backends.add([BackendAddress.parse(url) for url in options.decode_backend], "decode")
-    backends.add([BackendAddress.parse(url) for url in options.prefill_backend], "prefill")
+    backends.add(addresses_of(options.decode_backend), "decode")
+    backends.add(addresses_of(options.prefill_backend), "prefill")
     if options.backend_file is not None:
-        static = [BackendAddress.parse(url) for url in options.backend]
         backends.on_start.append(BackendFile(options.backend_file, backends, static).watch)
     gateway = Gateway(
         backends,
@@ -85,6 +85,11 @@ def create_gateway_app(
     return HttpMiddleware(
         AccessMiddleware(gateway, policy), max_requests=service.options.max_num_connections
     )
+
+
+def addresses_of(urls: Sequence[str]) -> list[BackendAddress]:
+    """Of the URLs, in their order and each once. Raises BadInput."""
+    return list(dict.fromkeys(map(BackendAddress.parse, urls)))
 
 
 def _canary(options: CanaryOptions, backends: Backends) -> CanaryControl:

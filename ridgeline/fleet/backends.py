@@ -90,7 +90,7 @@ class Backend:
         self.num_suspects = 0
         self.batches = BatchDemand()
         self.asked_s: float | None = None
-        self.is_removed = False
+        self.is_removed = self.is_reported = False
         self.probe_now = asyncio.Event()
 
     @property
@@ -347,6 +347,9 @@ class Backends:
                 self.verdicts.note_refused(backend.id, now_s)
             if backend.state in ("ready", "late", "draining"):
                 self._mark_down(backend, str(lost))
+            elif backend.state == "starting" and not backend.is_reported:
+                backend.is_reported = True  # once: it may only be starting, or its name be wrong
+                log.warning("backend %s does not answer yet: %s", backend.address, lost)
             return
         backend.asked_s = None
         if backend.is_removed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,10 @@ import httpx
 import pytest
 
 from ridgeline.errors import BadInput
+from ridgeline.fleet.app import addresses_of
+from ridgeline.fleet.backends import Backends
 from ridgeline.fleet.upstream import BackendAddress
+from ridgeline.routing import make_router
 from tests.fleet.scripted import HEAD, ScriptedBackend, answering, chunk, gateway_over
 
 WHOLE = b'{"id":"right"}'
@@ -127,6 +131,28 @@ async def test_compressed_streams_come_whole() -> None:
 def test_url_that_is_not_that_of_a_server_is_refused(url: str) -> None:
     with pytest.raises(BadInput):
         BackendAddress.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:9", "refused|Connect"),
+        ("http://no.such.host.invalid:8000", "no connection"),
+    ],
+)
+async def test_server_that_never_answers_is_reported_once(
+    url: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backends = Backends([BackendAddress.parse(url)], make_router("round-robin"))
+    for _ in range(2):
+        await backends._probe(backends.all[0])
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert url in message and re.search(why, message)
+
+
+def test_server_that_is_named_twice_is_one_backend() -> None:
+    (address,) = addresses_of(("http://host:1", "http://host:1/", "HTTP://HOST:1"))
+    assert str(address) == "http://host:1"
 
 
 def test_path_of_a_url_precedes_every_path() -> None:
