@@ -115,7 +115,7 @@ def bench(
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
         percentile_metrics: Metrics to report, separated by commas: ttft, visible (first token
             that is not reasoning), tpot, itl, e2e, queue, publish, user_tok_s (tokens/s of one
-            user), fluidity (share of tokens in time).
+            user), fluidity (share of tokens in time); or all.
         metric_percentiles: Percentiles to report, separated by commas.
         num_warmups: Requests to send before the measurement.
         warmup_s: Exclude requests that arrive in this time at the start.
@@ -220,7 +220,7 @@ def diagnose(
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
         percentile_metrics: Metrics to report, separated by commas: ttft, visible (first token
             that is not reasoning), tpot, itl, e2e, queue, publish, user_tok_s (tokens/s of one
-            user), fluidity (share of tokens in time).
+            user), fluidity (share of tokens in time); or all.
         metric_percentiles: Percentiles to report, separated by commas.
         num_warmups: Requests to send before the measurement.
         warmup_s: Exclude requests that arrive in this time at the start.

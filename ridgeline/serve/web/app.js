@@ -198,7 +198,7 @@ const latencyTile = (name, of95) => ({
 const TILES = [
   { id: "requests", title: "Requests running", series: ["running", "waiting"], big: (p) => [number(p.running), ""], sub: (p) => `${number(p.waiting)} waiting · ${number(p.finished)} finished`, at: (p) => `${number(p.running)} running, ${number(p.waiting)} waiting` },
   { id: "ttft", title: "Time to first token", series: ["ttft95"], ...latencyTile("ttft", "ttft95") },
-  { id: "itl", title: "Token gap", series: ["itl95"], ...latencyTile("itl", "itl95") },
+  { id: "itl", title: "Inter-token latency", series: ["itl95"], ...latencyTile("itl", "itl95") },
   { id: "speed", title: "Output", series: ["speed"], big: (p) => [number(p.speed), "tok/s"], sub: (p) => `prompts ${number(p.prompt)} tok/s · batch ${number(p.linesSpeed)} tok/s` },
   { id: "fill", title: "Batch fill", series: ["fill"], top: () => 1, scale: inPercent, big: (p) => percent(p.fill), sub: (p, live) => (live.slots ? `${number(p.running)} of ${number(live.slots)} slots · ${number(p.lines)} by batch requests` : "slots unknown") },
   { id: "kv", title: "KV blocks in use", series: ["kv"], top: () => 1, scale: inPercent, big: (p) => percent(p.kv), sub: (p) => (p.blocks ? `${number(Math.round(p.kv * p.blocks))} of ${number(p.blocks)} blocks · ${number(p.preempted)} preemptions` : `${number(p.preempted)} preemptions`) },
