@@ -232,3 +232,10 @@ def test_unknown_flag_is_rejected_with_suggestions(
 )
 def test_a_subject_is_a_model_where_its_name_stands_for_one(subject: str, expected: bool) -> None:
     assert is_model(subject) is expected
+
+
+def test_symptom_of_two_words_needs_no_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["explain", "slow", "rag"])
+    unquoted = capsys.readouterr().out
+    main(["explain", "slow rag"])
+    assert unquoted == capsys.readouterr().out and unquoted.startswith("slow rag")

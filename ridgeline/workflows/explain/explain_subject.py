@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ridgeline.config.rules import refuse
 from ridgeline.config.settings import Settings
 from ridgeline.config.shared import EXAMPLE_MODEL
@@ -55,6 +57,7 @@ def explain(
 
     `settings_of`: the engine settings for a model. Raises UserError.
     """
+    options = _join_words(options)
     subject = options.subject
     if subject == "speculation":
         return Explanation(speculation=_speculation(options, settings_of, observer))
@@ -71,6 +74,14 @@ def explain(
         return Explanation(model=explain_model(settings_of(subject or EXAMPLE_MODEL), load))
     settings = settings_of(options.model or EXAMPLE_MODEL)
     return Explanation(topic=explain_topic(subject, settings, load))
+
+
+def _join_words(options: ExplainOptions) -> ExplainOptions:
+    """The options with a topic of two words as the subject, where it was given without quotes."""
+    words = f"{options.subject} {options.model}"
+    if options.model is None or not any(words in names for names in all_topics().values()):
+        return options
+    return msgspec.structs.replace(options, subject=words, model=None)
 
 
 def _speculation(
