@@ -19,7 +19,11 @@ from packaging.requirements import Requirement
 
 
 def installed_closure(root: str) -> dict[str, Distribution]:
-    """The distributions that `root` needs in this environment, by normalised name."""
+    """The distributions that `root` needs in this environment, by normalised name.
+
+    PackageNotFoundError if `root` itself is not installed: the list would be empty.
+    """
+    distribution(Requirement(root).name)
     found: dict[str, Distribution] = {}
     waiting = [Requirement(root)]
     while waiting:
@@ -88,7 +92,10 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--root", default="ridgeline", help="distribution to describe")
     arguments = parser.parse_args()
-    packages = installed_closure(arguments.root)
+    try:
+        packages = installed_closure(arguments.root)
+    except PackageNotFoundError:
+        parser.error(f"{arguments.root} is not installed in this environment: make install")
     document = bill_of_materials(packages, arguments.root)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

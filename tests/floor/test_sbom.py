@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
 from scripts.sbom import bill_of_materials, installed_closure
 
 
@@ -14,3 +18,8 @@ def test_bill_of_materials_lists_dependencies_of_dependencies() -> None:
     assert starlette["purl"] == f"pkg:pypi/starlette@{packages['starlette'].version}"
     assert starlette["licenses"] == [{"license": {"name": "BSD-3-Clause"}}]
     assert "fastapi" not in by_name and document["metadata"]["component"]["name"] == "fastapi"
+
+
+def test_what_is_not_installed_has_no_bill() -> None:
+    with pytest.raises(PackageNotFoundError):
+        installed_closure("a-package-that-is-not-installed")
