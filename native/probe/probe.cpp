@@ -14,8 +14,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "simd/dispatch.h"
@@ -275,10 +278,28 @@ std::vector<Rate> run(std::vector<Worker>& workers, int repetitions, double min_
       spans[r][t] = timed(workers[t], iterations);
     }
   };
+  // No thread works before all exist: if one cannot be created, the others end here. A thread that is
+  // destroyed without having been joined would end the process.
+  std::promise<bool> all_exist;
+  const std::shared_future<bool> begins = all_exist.get_future().share();
   std::vector<std::thread> threads;
-  for (int t = 1; t < num; ++t) threads.emplace_back(body, t);
+  const auto join = [&] {
+    for (std::thread& thread : threads) thread.join();
+  };
+  try {
+    threads.reserve(num);
+    for (int t = 1; t < num; ++t)
+      threads.emplace_back([&, t] {
+        if (begins.get()) body(t);
+      });
+  } catch (const std::exception& error) {
+    all_exist.set_value(false);
+    join();
+    throw std::runtime_error("cannot start " + std::to_string(num) + " threads: " + error.what());
+  }
+  all_exist.set_value(true);
   body(0);
-  for (std::thread& thread : threads) thread.join();
+  join();
   std::vector<Rate> rates;
   for (const auto& repetition : spans) rates.push_back(rate_of(repetition));
   return rates;

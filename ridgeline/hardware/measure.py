@@ -47,8 +47,18 @@ def native() -> Any:
 
 
 def best_of_medians(sample: Callable[[], list[tuple[float, float]]]) -> MeasuredRate:
-    """`sample` gives (rate, CPU share) per repetition; take the group with the best median rate."""
-    groups = [sample() for _ in range(_GROUPS)]
+    """`sample` gives (rate, CPU share) per repetition; take the group with the best median rate.
+
+    Raises CannotRun if the system gives no more threads.
+    """
+    try:
+        groups = [sample() for _ in range(_GROUPS)]
+    except RuntimeError as error:
+        raise CannotRun(
+            "this machine cannot be measured",
+            value=str(error),
+            fix="raise the limits of processes and memory (ulimit -u, ulimit -v), or end others",
+        ) from None
     best = max(groups, key=lambda group: median(rate for rate, _ in group))
     return MeasuredRate(median(rate for rate, _ in best), median(share for _, share in best))
 
