@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -280,8 +279,9 @@ std::vector<Rate> run(std::vector<Worker>& workers, int repetitions, double min_
   };
   // No thread works before all exist: if one cannot be created, the others end here. A thread that is
   // destroyed without having been joined would end the process.
-  std::promise<bool> all_exist;
-  const std::shared_future<bool> begins = all_exist.get_future().share();
+  std::mutex creation;
+  std::unique_lock<std::mutex> creating(creation);
+  bool all_exist = false;
   std::vector<std::thread> threads;
   const auto join = [&] {
     for (std::thread& thread : threads) thread.join();
@@ -290,14 +290,16 @@ std::vector<Rate> run(std::vector<Worker>& workers, int repetitions, double min_
     threads.reserve(num);
     for (int t = 1; t < num; ++t)
       threads.emplace_back([&, t] {
-        if (begins.get()) body(t);
+        { const std::lock_guard<std::mutex> created(creation); }
+        if (all_exist) body(t);
       });
   } catch (const std::exception& error) {
-    all_exist.set_value(false);
+    creating.unlock();
     join();
     throw std::runtime_error("cannot start " + std::to_string(num) + " threads: " + error.what());
   }
-  all_exist.set_value(true);
+  all_exist = true;
+  creating.unlock();
   body(0);
   join();
   std::vector<Rate> rates;
