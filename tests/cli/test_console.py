@@ -120,6 +120,18 @@ def test_rates_are_printed_without_exponents(value: float, shown: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "is_named"), [("float32", False), ("bfloat16", True)])
 def test_server_says_that_tokens_depend_on_the_batch(dtype: str, is_named: bool) -> None:
+    served = _served(dtype)
+    assert any("can depend on the batch" in line for line in served_lines(served)) is is_named
+
+
+@pytest.mark.parametrize("needs_key", [False, True])
+def test_server_says_where_its_clients_need_a_key(needs_key: bool) -> None:
+    text = "\n".join(served_lines(_served("float32", needs_key)))
+    assert ("chat --url http://127.0.0.1:1 --api-key KEY\n" in text) is needs_key
+    assert ("OPENAI_BASE_URL=http://127.0.0.1:1/v1 OPENAI_API_KEY=KEY" in text) is needs_key
+
+
+def _served(dtype: str, needs_key: bool = False) -> ServedModel:
     info = EngineInfo(
         model="m",
         settings={},
@@ -132,5 +144,6 @@ def test_server_says_that_tokens_depend_on_the_batch(dtype: str, is_named: bool)
         device="cpu",
         compute_dtype=dtype,
     )
-    served = ServedModel(name="m", url="http://127.0.0.1:1", admin_url=None, engine=info)
-    assert any("can depend on the batch" in line for line in served_lines(served)) is is_named
+    return ServedModel(
+        name="m", url="http://127.0.0.1:1", admin_url=None, engine=info, needs_key=needs_key
+    )

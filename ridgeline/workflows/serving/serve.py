@@ -39,12 +39,17 @@ if TYPE_CHECKING:
 
 
 class ServedModel(Result, frozen=True, kw_only=True):
-    """A model that is being served. `admin_url`: the operators' pages, if they have a port."""
+    """A model that is being served.
+
+    `admin_url`: the operators' pages, if they have a port. `needs_key`: whether requests must carry
+    an API key.
+    """
 
     name: str
     url: str
     admin_url: str | None
     engine: EngineInfo
+    needs_key: bool = False
 
 
 def _ignore(served: ServedModel, stop: Callable[[], None]) -> None:
@@ -96,6 +101,7 @@ def serve(
             url=url_of(listener),
             admin_url=None if admin_listener is None else url_of(admin_listener),
             engine=engine.info,
+            needs_key=bool(service.keys),
         )
         stop = partial(service.drain.start, options.shutdown_timeout_s)
         run(app, listener, options, on_ready=lambda: on_ready(served, stop), admin=admin)
