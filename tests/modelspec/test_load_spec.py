@@ -11,8 +11,9 @@ import pytest
 
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.modelspec import cost
+from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
+from ridgeline.modelspec.checkpoints.locate import is_dummy, local_path, model_path
 from ridgeline.modelspec.cost.inspect import inspect_table, layer_groups
 from ridgeline.modelspec.families.shapes import shape_table
 from ridgeline.modelspec.format import INT8
@@ -91,7 +92,8 @@ def test_wrong_paths(name: str, words: str, tmp_path: Path, monkeypatch: Any) ->
     for directory in ("empty", "lora", "ggufs", "pickles"):
         (tmp_path / directory).mkdir()
     (tmp_path / "lora" / "adapter_config.json").write_text("{}")
-    (tmp_path / "ggufs" / "m.Q4_0.gguf").write_text("")
+    for file in ("m.Q4_0.gguf", "m.Q8_0.gguf"):
+        (tmp_path / "ggufs" / file).write_text("")
     (tmp_path / "pickles" / "pytorch_model.bin").write_text("")
     for file in ("model.gguf", "model.bin", "model.safetensors", "readme.txt"):
         (tmp_path / file).write_text("")
@@ -107,6 +109,18 @@ def test_a_config_that_is_not_an_object(text: str, tmp_path: Path) -> None:
     (directory / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(BadModel, match=r"config\.json"):
         load_spec(str(directory))
+
+
+def test_a_directory_with_one_gguf_file_stands_for_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m.Q4_0.gguf").write_text("")
+    (tmp_path / "readme.txt").write_text("")
+    assert is_gguf(str(tmp_path))
+    assert local_path(str(tmp_path)) == tmp_path / "m.Q4_0.gguf"
+    (tmp_path / "config.json").write_text("{}")
+    assert local_path(str(tmp_path)) == tmp_path
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "mmproj.gguf").write_text("")
+    assert not is_gguf(str(tmp_path))
 
 
 def test_built_in_models_are_found_inside_the_package() -> None:

@@ -60,14 +60,15 @@ def dummy_shape(name: str) -> str:
 def local_path(name: str) -> Path:
     """Where the files of a model are, or would be: a directory or a GGUF file.
 
-    Of a model that is published under this name, that is its place in the cache. Raises BadModel
-    where it is not downloaded. Never uses the network.
+    Of a directory without config.json that holds one GGUF file, that is the file. Of a model that
+    is published under this name, it is its place in the cache. Raises BadModel where it is not
+    downloaded. Never uses the network.
     """
     if name in BUILT_IN:
         return Path(__file__).parents[2] / "assets" / name
     remote = parse_remote(name)
     if remote is None:
-        return Path(name).expanduser()
+        return _only_gguf(Path(name).expanduser())
     cached = find_cached(remote)
     if cached is None:
         raise BadModel(
@@ -76,6 +77,14 @@ def local_path(name: str) -> Path:
             fix=f"run ridgeline pull {name}, or name a model directory",
         )
     return cached
+
+
+def _only_gguf(path: Path) -> Path:
+    """The GGUF file of a directory that holds one and no config.json; else the path itself."""
+    if not path.is_dir() or (path / "config.json").is_file():
+        return path
+    found = [file for file in path.glob("*.gguf") if file.is_file()]
+    return found[0] if len(found) == 1 else path
 
 
 def model_path(name: str) -> Path:
