@@ -299,6 +299,9 @@ _OTHER_NAMES = {
 }
 """Names that other tools give to rows of the catalogue, whose underscores are hyphens."""
 
+_MOST_MEANT = ("a100-80-sxm", "a100-80-pcie", "h100-sxm", "gh200-96", "rtx-4090", "apple-m1-max")
+"""Of rows whose names begin alike, those that a short name usually means, the likeliest first."""
+
 
 def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None) -> Accelerator:
     """Find an accelerator by its catalogue name or its driver's device name.
@@ -313,7 +316,8 @@ def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None)
         if wanted in (row.name, *(n.lower().replace("_", "-") for n in row.device_names)):
             return row
     several = [row for row in rows if row.startswith(f"{wanted}-")]
+    several.sort(key=lambda row: _MOST_MEANT.index(row) if row in _MOST_MEANT else len(_MOST_MEANT))
     near = several or difflib.get_close_matches(wanted, rows, n=5, cutoff=0.4) or list(rows)
-    what = "several accelerators match this name" if several else "unknown accelerator"
-    fix = f"use {near[0]}" if several else None
+    what = "several accelerators match this name" if len(several) > 1 else "unknown accelerator"
+    fix = f"name one of them; the most common is {near[0]}" if len(several) > 1 else None
     raise BadInput(what, value=name, limit=", ".join(near), fix=fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.hardware.catalogue import find_accelerator, load_catalogue
+from ridgeline.hardware.catalogue import _MOST_MEANT, find_accelerator, load_catalogue
 
 ROW = """
 [[accelerator]]
@@ -113,5 +113,13 @@ def test_find_by_driver_name(device: str, name: str) -> None:
 def test_an_ambiguous_or_unknown_name_lists_what_fits() -> None:
     with pytest.raises(BadInput, match=r"several.*h100-sxm, h100-pcie, h100-nvl"):
         find_accelerator("h100")
+
+
+def test_a_short_name_lists_what_it_usually_means_first() -> None:
+    with pytest.raises(BadInput, match=r"a100-80-sxm, a100-80-pcie, a100-40-sxm.*is a100-80-sxm$"):
+        find_accelerator("A100")
+    with pytest.raises(BadInput, match=r"unknown.*h200-sxm$"):
+        find_accelerator("h200")
+    assert set(_MOST_MEANT) <= set(load_catalogue())
     with pytest.raises(BadInput, match=r"unknown accelerator.*mi300x"):
         find_accelerator("mi300")
