@@ -11,6 +11,7 @@ fewer bytes per number. Only shapes change: a model has to be trained in the new
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -257,12 +258,24 @@ def _with_window(spec: ModelSpec, window: int, global_every: int) -> ModelSpec:
     return _with_attention(spec, edit)
 
 
+def _shape(attention: AttentionSpec) -> tuple[int, int, int | None]:
+    """What layers that share a cache have in common."""
+    return attention.num_kv_heads, attention.head_dim, attention.window
+
+
 def _with_sharing(spec: ModelSpec, share: int) -> ModelSpec:
     """Of every `share` successive layers with equal shapes and windows one keeps a cache."""
+    shapes = Counter(_shape(layer.attention) for layer in spec.layers if _caches(layer))
+    if share > (most := max(shapes.values())):
+        raise BadInput(
+            "--what-if: share is more than the layers of one kind",
+            value=f"share={share}",
+            limit=f"at most {most}, as one cache then serves all of them",
+        )
     count: dict[tuple[int, int, int | None], int] = {}
 
     def edit(_: int, attention: AttentionSpec) -> AttentionSpec:
-        key = (attention.num_kv_heads, attention.head_dim, attention.window)
+        key = _shape(attention)
         place = count[key] = count.get(key, -1) + 1
         return replace(attention, shares_kv=attention.shares_kv or place % share > 0)
 

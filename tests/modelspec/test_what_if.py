@@ -81,6 +81,9 @@ def test_edits_that_do_not_fit_the_model_are_refused() -> None:
         compare_kv(load_spec(LLAMA), "kv_heads=5")
     with pytest.raises(BadInput, match="no effect on a cache of latent rows"):
         compare_kv(load_spec(LLAMA), "latent=512 kv_heads=1")
+    with pytest.raises(BadInput, match="got 'share=33'; limit: at most 32"):
+        compare_kv(load_spec(LLAMA), "share=33")
+    assert compare_kv(load_spec(LLAMA), "share=32").times == 32
 
 
 def test_inspect_prints_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
