@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,14 +14,19 @@ import ridgeline
 from ridgeline.cli.main import main
 from ridgeline.config.load import METRICS
 from ridgeline.config.settings import Settings
+from ridgeline.diagnose import nsight
 from ridgeline.diagnose.conditions import parse
 from ridgeline.diagnose.losses.latency_losses import LOSSES
+from ridgeline.diagnose.rules import rulebook
 from ridgeline.diagnose.rules.decisions import shipped_decisions, walk
 from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import LoadRequest
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
+from ridgeline.optimize import result
+from ridgeline.optimize.quality import GateVerdict
+from ridgeline.plan.step_time import replica
 from ridgeline.records import Slo
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.explain import topics
@@ -69,9 +75,34 @@ def test_every_subject_is_found_by_its_id(kind: str, id: str) -> None:
     assert (kind, id) in topics.find_topics(id.replace("_", "-").upper())
 
 
-HEADLINES = [rule.headline.bound for rule in shipped_rules() if rule.headline]
+DIAGNOSES = {
+    *get_args(rulebook.Verdict),
+    *(f"{bound}-bound" for bound in get_args(rulebook.Bound)),
+    *(f"{bound}-bound" for bound in get_args(nsight.Bound) if bound != "latency"),
+    *(f"{bound}-bound" for bound in get_args(replica.Bound)),
+    *get_args(replica.Bound),
+    *get_args(result.Verdict),
+    *get_args(result.Ended),
+    *get_args(GateVerdict),
+    *LOSSES,
+}
+
+
+@pytest.mark.parametrize("subject", sorted(DIAGNOSES))
+def test_words_of_the_diagnoses_can_be_looked_up(subject: str) -> None:
+    """Taken from the types that hold them; the latency of a kernel is printed in a sentence."""
+    assert {kind for kind, _ in topics.find_topics(subject)} & {"verdict", "word", "technique"}
+
+
+def test_words_ending_in_bound_in_the_source_can_be_looked_up() -> None:
+    package = Path(ridgeline.__file__).parent
+    texts = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+    found = {name for text in texts for name in re.findall(r"\b[a-z]+(?:-[a-z]+)*-bound\b", text)}
+    assert "decode-bandwidth-bound" in found
+    assert [name for name in sorted(found) if not topics.find_topics(name)] == []
+
+
 PRINTED = [
-    *(f"{bound}-bound" for bound in HEADLINES if bound != "idle"),
     *("not bound at this load", "Inconclusive", "kept", "reverted", "not exact", "unchanged"),
     *("high TTFT", "slow RAG", "high bill", "does not fit", "uneven streaming"),
     *("medusa", "FlashAttention", "pagedattention", "torch.compile", "disaggregation"),

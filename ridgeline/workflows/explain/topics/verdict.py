@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from ridgeline.diagnose.rules.rulebook import Rule, shipped_rules
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
+_OTHER_NAMES = {
+    "not bound at this load": "not-bound",
+    "not bound": "not-bound",
+    "memory-bound": "bandwidth-bound",
+    "bandwidth": "bandwidth-bound",
+    "compute": "compute-bound",
+    "overhead": "overhead-bound",
+}
+
 
 def names() -> Mapping[str, str]:
     """Names of rules, their verdicts, and the bounds that headlines begin with."""
     words = {word: word for rule in shipped_rules() for word in _words(rule)}
-    return words | {"not bound at this load": "not-bound", "not bound": "not-bound"}
+    return _OTHER_NAMES | words
 
 
 def page(id: str, context: TopicContext) -> TopicPage:
