@@ -38,7 +38,8 @@ class About(msgspec.Struct, frozen=True):
     on. `panel`: a heading in help texts that begins with this option and goes on to the next one.
     `old_names`: flags of other versions and tools, refused with a hint.
     `parse` makes the value of a text, or raises BadInput. `words`: a pattern; further words that
-    match it belong to the value, as in `--slo ttft:200 tpot:50`.
+    match it belong to the value, as in `--slo ttft:200 tpot:50`; of a positional option, the last,
+    all further words do.
     """
 
     help: str

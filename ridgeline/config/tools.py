@@ -223,7 +223,12 @@ class ExplainOptions(Section, frozen=True, kw_only=True):
     ] = None
     model: Annotated[
         str | None,
-        About("The model for which a topic is explained.", positional=True, unset=EXAMPLE_MODEL),
+        About(
+            "The model for which a topic is explained. A topic of several words needs no quotes.",
+            positional=True,
+            unset=EXAMPLE_MODEL,
+            words=r"\S+",
+        ),
     ] = None
     workload: Annotated[str | None, shared.WORKLOAD.but(unset="chat-and-code")] = None
     slo: Annotated[str | None, shared.SLO_TEXT.but(unset="ttft:500 tpot:50")] = None

@@ -14,6 +14,7 @@ import ridgeline
 from ridgeline.cli.main import main
 from ridgeline.config.load import METRICS
 from ridgeline.config.settings import Settings
+from ridgeline.config.tools import ExplainOptions
 from ridgeline.diagnose import nsight
 from ridgeline.diagnose.conditions import parse
 from ridgeline.diagnose.losses.latency_losses import LOSSES
@@ -31,6 +32,7 @@ from ridgeline.records import Slo
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.explain import topics
 from ridgeline.workflows.explain.explain import ExplainLoad, facts_of, is_model, topic_context
+from ridgeline.workflows.explain.explain_subject import _join_words
 from ridgeline.workflows.explain.static_facts import PhaseBounds, static_facts
 from ridgeline.workflows.explain.topics import metric, technique, word
 
@@ -120,6 +122,37 @@ PRINTED = [
 @pytest.mark.parametrize("subject", PRINTED)
 def test_printed_words_and_symptoms_can_be_looked_up(subject: str) -> None:
     assert topics.find_topics(subject)
+
+
+@pytest.mark.parametrize(
+    ("args", "subject", "model"),
+    [
+        ("does not fit", "does not fit", None),
+        ("Does Not Fit dummy:llama-3.1-8b", "Does Not Fit", "dummy:llama-3.1-8b"),
+        ("uneven streaming", "uneven streaming", None),
+        ("uneven streaming demo", "uneven streaming", "demo"),
+        ("slots demo", "slots", "demo"),
+        ("speculation demo", "speculation", "demo"),
+        ("demo slots", "demo", "slots"),
+        ("no such", "no such", None),
+    ],
+)
+def test_topics_of_several_words_need_no_quotes(args: str, subject: str, model: str | None) -> None:
+    first, _, rest = args.partition(" ")
+    joined = _join_words(ExplainOptions(subject=first, model=rest))
+    assert (joined.subject, joined.model) == (subject, model)
+
+
+def test_words_of_the_command_line_are_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "does", "not", "fit", "dummy:llama-3.1-8b"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("does not fit (word), for dummy:llama-3.1-8b on this machine")
+
+
+def test_unknown_words_are_all_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("no such", "no such thing"):
+        assert main(["explain", *words.split()]) == 2
+        assert f"got '{words}'" in capsys.readouterr().err
 
 
 def test_symptoms_name_rules_of_the_rule_book() -> None:

@@ -100,6 +100,7 @@ class OptionCommand(click.Command):
             for name, value in ctx.params.items()
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
         }
+        typed = join_arguments(typed, list(self.command.options.values()))
         typed = place_arguments(typed, list(self.command.options.values()))
         return self._run(Invocation(self.command, typed, os.environ)) or 0
 
@@ -110,7 +111,8 @@ class OptionCommand(click.Command):
 def parameter(option: Option) -> click.Parameter:
     """The row as click knows it. Defaults are not click's affair: only what was typed counts."""
     if option.about.positional:
-        return click.Argument([option.name], required=False, type=OptionType(option))
+        nargs = -1 if option.about.words else 1
+        return click.Argument([option.name], required=False, nargs=nargs, type=OptionType(option))
     flags = [flag for flag in (option.about.short, option.flag) if flag]
     if option.type is bool:
         if option.negative:
@@ -119,6 +121,17 @@ def parameter(option: Option) -> click.Parameter:
     return click.Option(
         [option.name, *flags], type=OptionType(option), multiple=option.multiple, default=None
     )
+
+
+def join_arguments(typed: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:
+    """`typed`, with the words of an argument that takes several made one value."""
+    joined = dict(typed)
+    for option in options:
+        if option.about.positional and option.about.words and option.name in typed:
+            words = joined.pop(option.name)
+            if words:
+                joined[option.name] = " ".join(words)
+    return joined
 
 
 def place_arguments(typed: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:

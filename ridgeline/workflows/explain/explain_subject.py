@@ -21,7 +21,7 @@ from ridgeline.workflows.explain.explain import (
     explain_topic,
     is_model,
 )
-from ridgeline.workflows.explain.topics import all_topics
+from ridgeline.workflows.explain.topics import all_topics, find_topics
 
 if TYPE_CHECKING:
     from ridgeline.workflows.explain.explain_speculation import SpeculationExplanation
@@ -76,12 +76,26 @@ def explain(
     return Explanation(topic=explain_topic(subject, settings, load))
 
 
+def _is_subject(word: str) -> bool:
+    return word in ("speculation", "topics") or is_model(word) or bool(find_topics(word))
+
+
 def _join_words(options: ExplainOptions) -> ExplainOptions:
-    """The options with a topic of two words as the subject, where it was given without quotes."""
-    words = f"{options.subject} {options.model}"
-    if options.model is None or not any(words in names for names in all_topics().values()):
+    """The options with a topic of several words, given without quotes, as the subject.
+
+    The model may follow it: `does not fit llama-3.1-8b`. Words that are no topic are the subject
+    too, so that the error names them all, unless the first of two is a subject by itself.
+    """
+    if options.model is None:
         return options
-    return msgspec.structs.replace(options, subject=words, model=None)
+    words = [str(options.subject), *options.model.split()]
+    subject, model = " ".join(words), None
+    if not find_topics(subject):
+        if len(words) > 2 and find_topics(" ".join(words[:-1])):
+            subject, model = " ".join(words[:-1]), words[-1]
+        elif len(words) == 2 and _is_subject(words[0]):
+            return options
+    return msgspec.structs.replace(options, subject=subject, model=model)
 
 
 def _speculation(
