@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.table import Table
+from rich.text import Text
 
 from ridgeline.report.numbers import rounded
 from ridgeline.workflows.models.downloaded_models import DownloadedModel, DownloadedModels
-from ridgeline.workflows.models.fitting_models import FORMATS, FittingModels
+from ridgeline.workflows.models.fitting_models import FORMATS, FittingModel, FittingModels
 
 
 def downloaded_table(found: DownloadedModels) -> Table:
@@ -35,22 +36,32 @@ def _runs(model: DownloadedModel, available_bytes: int) -> str:
     return "yes"
 
 
-def fitting_table(found: FittingModels) -> Table:
-    """The published models that fit, smallest first."""
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    table.add_column("model", no_wrap=True)
-    for head in ("params", *FORMATS):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("repository", style="dim", overflow="fold")
-    for model in found.models:
-        speeds = [model.speeds.get(name) for name in FORMATS]
-        table.add_row(
-            model.name,
-            short_count(model.num_params),
-            *("–" if speed is None else rounded(speed.tokens_per_s) for speed in speeds),
-            (model.hub or "") + ("" if model.runs else " (not by this engine)"),
-        )
-    return table
+def fitting_lines(found: FittingModels, width: int | None) -> Iterator[Text]:
+    """The lines of the published models that fit, smallest first, under a head.
+
+    No name is broken: a repository that goes beyond `width` has a line of its own. None: no limit.
+    """
+    rows = [("model", "params", *FORMATS), *map(_fitting_cells, found.models)]
+    repositories = ["repository", *map(_repository, found.models)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, (row, repository) in enumerate(zip(rows, repositories, strict=True)):
+        name, *figures = row
+        cells = [f"{figure:>{wide}}" for figure, wide in zip(figures, widths[1:], strict=True)]
+        line = " ".join((name.ljust(widths[0]), *cells))
+        is_wide = width is not None and len(line) + 1 + len(repository) > width
+        lead = "\n  " if is_wide else " "
+        text = Text(line, style="bold" if number == 0 else "")
+        yield text.append(lead + repository, style="dim") if repository else text
+
+
+def _fitting_cells(model: FittingModel) -> tuple[str, ...]:
+    speeds = [model.speeds.get(name) for name in FORMATS]
+    shown = ("–" if speed is None else rounded(speed.tokens_per_s) for speed in speeds)
+    return (model.name, short_count(model.num_params), *shown)
+
+
+def _repository(model: FittingModel) -> str:
+    return f"{model.hub or ''}{'' if model.runs else ' (not by this engine)'}".strip()
 
 
 def fitting_notes(found: FittingModels) -> Iterator[str]:

@@ -34,7 +34,7 @@ def pull(call: Invocation) -> None:
 
 def models(call: Invocation) -> None:
     """`ridgeline models`."""
-    from ridgeline.cli.render.models import downloaded_table, fitting_notes, fitting_table
+    from ridgeline.cli.render.models import downloaded_table, fitting_lines, fitting_notes
     from ridgeline.workflows.models.downloaded_models import list_downloaded
     from ridgeline.workflows.models.fitting_models import list_fitting
 
@@ -44,7 +44,8 @@ def models(call: Invocation) -> None:
         if options.json:
             print(json_line(fitting.to_dict()))
             return
-        console.print(fitting_table(fitting))
+        for line in fitting_lines(fitting, console.width if console.is_terminal else None):
+            console.print(line, soft_wrap=True)
         for note in fitting_notes(fitting):
             console.print(note, style="dim", markup=False)
         return
