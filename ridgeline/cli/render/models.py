@@ -39,7 +39,7 @@ def _runs(model: DownloadedModel, available_bytes: int) -> str:
 def fitting_lines(found: FittingModels, width: int | None) -> Iterator[Text]:
     """The lines of the published models that fit, smallest first, under a head.
 
-    No name is broken: a repository that goes beyond `width` is on the following line. None: no limit.
+    No name is broken: a repository that exceeds `width` is on the following line. None: no limit.
     """
     rows = [("model", "params", *FORMATS), *map(_fitting_cells, found.models)]
     repositories = ["repository", *map(_repository, found.models)]
