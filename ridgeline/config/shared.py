@@ -128,6 +128,12 @@ NETWORK = About(
     unset="400 Gbit/s",
     since="0.3",
 )
+EXPLAINED_MODEL = About(
+    "The model for which a topic is explained. A topic of several words needs no quotes.",
+    positional=True,
+    unset=EXAMPLE_MODEL,
+    words=r"\S+",
+)
 API_KEY = About("API key of the server.", metavar="KEY", env="RIDGELINE_API_KEY", ambient=False)
 SERVED_MODEL_NAME = About(
     "Model to request from the server.",

@@ -221,15 +221,7 @@ class ExplainOptions(Section, frozen=True, kw_only=True):
             unset=EXAMPLE_MODEL,
         ),
     ] = None
-    model: Annotated[
-        str | None,
-        About(
-            "The model for which a topic is explained. A topic of several words needs no quotes.",
-            positional=True,
-            unset=EXAMPLE_MODEL,
-            words=r"\S+",
-        ),
-    ] = None
+    model: Annotated[str | None, shared.EXPLAINED_MODEL] = None
     workload: Annotated[str | None, shared.WORKLOAD.but(unset="chat-and-code")] = None
     slo: Annotated[str | None, shared.SLO_TEXT.but(unset="ttft:500 tpot:50")] = None
     request_rate: Annotated[float | None, shared.REQUEST_RATE] = None
