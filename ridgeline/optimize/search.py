@@ -157,7 +157,7 @@ class LadderSearch:
             job.slo,
             job.objective,
             ladder.weights,
-            lambda rate: self._runner.load(rate, job.seed),
+            lambda rate: self._runner.simulated_load(rate, job.seed),
         )
         self._ranking = Ranking(job, environment, ladder, self._predictor, budget)
         self._checks = CandidateChecks(environment, self._runner)

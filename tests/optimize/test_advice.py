@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -19,12 +20,13 @@ from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.drivers.fixed_server import FixedServer
-from ridgeline.optimize.environment import Deployment
+from ridgeline.optimize.environment import Deployment, Load
 from ridgeline.optimize.job import OptimizeJob
 from ridgeline.optimize.ladder import Ladder, candidates_of, load_default_ladder
 from ridgeline.optimize.ranking.predictor import Forecast
 from ridgeline.optimize.result import GainPrediction
 from ridgeline.optimize.search import RankedRungs, rank_rungs
+from ridgeline.records import RunTrace
 from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload, prompt_of
 from ridgeline.workflows.optimize import advise as workflow
 from ridgeline.workflows.optimize.server_driver import RestartableServer, read_server
@@ -55,6 +57,26 @@ async def test_changes_are_ranked_by_prediction_and_only_the_baseline_is_opened(
     first = result.forecasts[0].predicted
     assert first is not None and first.low < first.gain < first.high
     assert result.left_out
+
+
+@pytest.mark.parametrize("run_s", [4.0, 30.0])
+async def test_slow_simulations_end_with_the_budget_and_name_what_they_left(run_s: float) -> None:
+    fake = Fake()
+    environment = fake.environment()
+
+    def run_slowly(settings: Settings, load: Load) -> RunTrace:
+        fake.clock.now_s += run_s
+        return oracle.run(settings, load)
+
+    oracle = environment.simulator
+    simulator = cast("Any", SimpleNamespace(learn=oracle.learn, run=run_slowly))
+    slow = msgspec.structs.replace(environment, simulator=simulator)
+    result = await rank_rungs(job(), slow, load_default_ladder(), clock=fake.clock)
+    assert fake.clock.now_s <= job().budget_s
+    notes = [row.predicted.note for row in result.forecasts if row.predicted is not None]
+    late = [note for note in notes if note == "not ranked: the budget left no time to simulate it"]
+    assert late and result.baseline.measured.goodput_req_s > 0
+    assert (len(late) < len(notes)) == (run_s == 4.0)
 
 
 def test_texts_without_a_tokenizer_here_name_what_a_user_can_do() -> None:

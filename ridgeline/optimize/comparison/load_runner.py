@@ -135,6 +135,11 @@ class LoadRunner:
         grace_s = self.budget.grace_s(self._grace_s, window_s)
         return Load(rate=rate, seed=seed, window_s=window_s, grace_s=grace_s)
 
+    def simulated_load(self, rate: float, seed: int) -> Load:
+        """The same run in the simulator, where it takes none of the budget's time."""
+        window_s = self.budget.window_for(rate)
+        return Load(rate=rate, seed=seed, window_s=window_s, grace_s=self._grace_s)
+
     async def run(
         self, deployment: Deployment, rate: float, seed: int, doing: str, *, closing: bool = False
     ) -> JudgedRun:

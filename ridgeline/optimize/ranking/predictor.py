@@ -26,7 +26,8 @@ from ridgeline.optimize.comparison.outcome import MIN_GAIN
 from ridgeline.optimize.environment import Load, Simulator
 from ridgeline.optimize.ladder import RankingWeights, Rung, RungCandidate
 from ridgeline.optimize.result import GainPrediction
-from ridgeline.records import Slo, StepStat
+from ridgeline.optimize.time_budget import REPORT_S, TimeBudget
+from ridgeline.records import RunTrace, Slo, StepStat
 
 FIRST_ERROR = 0.20  # assumed standard error of log(measured / predicted)
 MIN_ERROR = 0.05
@@ -41,6 +42,13 @@ STEP_GROWTH = 1.3  # of the exponent: a change that gains eightfold is found in 
 MAX_PROBES = 6
 BLOCK = 16  # prompt tokens that cost a simulation about as much as one output token
 FINE_STEP, MAX_BISECTIONS = 1.05, 5  # width at which a bracket is narrow enough
+
+
+TIME_MARGIN = 2.0  # overloaded runs, which a search for the knee has too, take longer than others
+
+
+class SimulationOverError(Exception):
+    """No further run is simulated: it would end after the time for the predictions."""
 
 
 class KneeBracket(NamedTuple):
@@ -103,6 +111,15 @@ class Predictor:
         self._brackets: dict[Settings, KneeBracket] = {}
         self._searched: set[tuple[Settings, float]] = set()
         self._num_runs = self._num_tokens = 0
+        self._budget: TimeBudget | None = None
+        self._simulated_s = self._arrivals = 0.0
+
+    def end_with(self, budget: TimeBudget) -> None:
+        """Begin no run that would not end within the budget, by the time that runs took so far.
+
+        From then on predictions raise SimulationOverError if a run is missing.
+        """
+        self._budget = budget
 
     @property
     def work(self) -> SimulatedWork:
@@ -268,12 +285,25 @@ class Predictor:
 
     def _probe(self, settings: Settings, rate: float) -> JudgedRun:
         load = self._make_load(rate)
-        trace = self._simulator.run(settings, load)
+        trace = self._run_in_time(settings, load)
         self._num_runs += 1
         self._num_tokens += sum(
             request.output_tokens + request.prompt_tokens // BLOCK for request in trace.requests
         )
         return judge_run(trace, load, self._slo, self._objective)
+
+    def _run_in_time(self, settings: Settings, load: Load) -> RunTrace:
+        """One simulated run. Raises SimulationOverError if the budget has no time for it."""
+        if self._budget is None:
+            return self._simulator.run(settings, load)
+        arrivals, left_s = load.rate * load.window_s, self._budget.left_s - REPORT_S
+        known_s = self._simulated_s / self._arrivals if self._arrivals else 0.0
+        if left_s <= TIME_MARGIN * known_s * arrivals:
+            raise SimulationOverError
+        trace = self._simulator.run(settings, load)
+        self._simulated_s += left_s + REPORT_S - self._budget.left_s
+        self._arrivals += arrivals
+        return trace
 
 
 def _price(rung: Rung) -> str:

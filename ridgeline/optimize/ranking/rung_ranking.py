@@ -4,7 +4,7 @@ Simulating every rung's variants is cheaper than one trial but not free: at high
 run takes a noticeable part of a measured one. So each ranking has a limit. It counts runs rather
 than seconds, so that a busy machine ranks as an idle one does. Rungs are simulated in the order of
 their last prediction (new ones first); those not reached keep their last prediction, and without
-one they rank behind all others.
+one they rank behind all others. A ranking that is the result also ends with the budget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ridgeline.optimize.ladder import Ladder, Rung, RungCandidate, candidates_of
 from ridgeline.optimize.playbook import place_of
 from ridgeline.optimize.ranking.failure_bounds import FailureBounds
 from ridgeline.optimize.ranking.joint_proposals import JointProposals
-from ridgeline.optimize.ranking.predictor import Forecast, Predictor
+from ridgeline.optimize.ranking.predictor import Forecast, Predictor, SimulationOverError
 from ridgeline.optimize.result import NotTried, Trial
 from ridgeline.optimize.result_builder import collect_facts
 from ridgeline.optimize.time_budget import TimeBudget
@@ -44,6 +44,11 @@ class WorkLimit:
         self._num_runs, self._num_tokens = float(num_runs), num_tokens
         self._stop_s = math.inf
         self._budget: TimeBudget | None = None
+        self.is_late = False
+
+    def end_now(self) -> None:
+        """End, because the budget has no time for another run."""
+        self.is_late = True
 
     def end_in(self, seconds: float, budget: TimeBudget) -> None:
         """End after this time of the budget as well."""
@@ -62,7 +67,8 @@ class WorkLimit:
             return f"a ranking ends after {self._num_runs:,.0f} simulated runs"
         if work.num_tokens - self._begun.num_tokens >= self._num_tokens:
             return f"a ranking ends after {self._num_tokens:,.0f} simulated tokens"
-        if self._budget is not None and self._budget.spent_s >= self._stop_s:
+        is_over = self._budget is not None and self._budget.spent_s >= self._stop_s
+        if is_over or self.is_late:
             return "the budget left no time to simulate it"
         return ""
 
@@ -123,8 +129,11 @@ class Ranking:
         return self._rank(incumbent, tried, trials, limit, num_affordable)
 
     def rank_without_trials(self, incumbent: RunningConfiguration) -> list[Forecast]:
-        """The same where no trial follows, however long it takes: the ranking is the result."""
+        """The same where no trial follows: the ranking is the result, and all of the time left may
+        go into it. What there was no time to simulate is left out, with that reason.
+        """
         limit = WorkLimit(self._predictor, RUNS_WITHOUT_TRIALS, TOKENS_WITHOUT_TRIALS)
+        self._predictor.end_with(self._budget)
         return self._rank(incumbent, frozenset(), (), limit, math.inf)
 
     def _rank(
@@ -145,14 +154,7 @@ class Ranking:
         promising = [forecast for forecast in best if self._predictor.is_promising(forecast)]
         self._promising = {f.candidate.rung.title: f.candidate.rung.id for f in promising}
         limit.extend(JOINT_SHARE)
-        joint = self._joint.propose(
-            possible,
-            promising,
-            incumbent,
-            trials,
-            num_affordable,
-            lambda: not limit.why_over,
-        )
+        joint = self._propose_joint(possible, promising, incumbent, limit, num_affordable)
         is_scarce = num_affordable < SCARCE_TRIALS
 
         def key(forecast: Forecast) -> tuple[int, bool, int, bool, float]:
@@ -165,6 +167,30 @@ class Ranking:
             return certainty, is_scarce and forecast in joint, place, is_exact, gain
 
         return sorted([*promising, *joint], key=key, reverse=True)
+
+    def _propose_joint(
+        self,
+        possible: Sequence[tuple[Rung, Sequence[RungCandidate]]],
+        promising: Sequence[Forecast],
+        incumbent: RunningConfiguration,
+        limit: WorkLimit,
+        num_affordable: float,
+    ) -> list[Forecast]:
+        """Several changes together; none if there is no time to simulate them."""
+        if limit.is_late:
+            return []
+        try:
+            return self._joint.propose(
+                possible,
+                promising,
+                incumbent,
+                self._trials,
+                num_affordable,
+                lambda: not limit.why_over,
+            )
+        except SimulationOverError:
+            limit.end_now()
+            return []
 
     def _possible(
         self, incumbent: RunningConfiguration, tried: Tried
@@ -214,7 +240,12 @@ class Ranking:
         for option in options:
             if limit.why_over:
                 break
-            forecasts.append(self._predictor.forecast(incumbent.settings, option, incumbent.rate))
+            try:
+                forecast = self._predictor.forecast(incumbent.settings, option, incumbent.rate)
+            except SimulationOverError:
+                limit.end_now()
+                break
+            forecasts.append(forecast)
         if not forecasts:
             return self._last_forecast(rung, options) or self._predictor.unknown(
                 options[0], f"not ranked: {limit.why_over}"
