@@ -147,7 +147,10 @@ class ConfigurationSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions under which the figures were measured."""
+    """The conditions under which the figures were measured.
+
+    `server`: the kind of another server ("vllm", "twin of vllm"); "" for Ridgeline's engine.
+    """
 
     version: str
     started: str
@@ -161,6 +164,12 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, Any]
     model_facts: dict[str, Any]
     protocol: str
+    server: str = ""
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether the server's device was only modelled."""
+        return self.server.startswith("twin of ")
 
 
 class LadderResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -411,6 +411,7 @@ def _provenance(
         machine=_plain(environment.facts, "machine"),
         model_facts=_plain(environment.facts, "model"),
         protocol=PROTOCOL.format(window=window_s) + (SHARED if job.shared_machine else ""),
+        server=str(environment.facts.get("server", "")),
     )
 
 

@@ -73,6 +73,9 @@ class StepStat(msgspec.Struct, frozen=True, kw_only=True):
         return sum(new for new, _ in self.shapes)
 
 
+TWIN_OF = "a twin of "  # begins the device of a server that only models it
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The served model, every resolved setting, and how each default was derived.
 
@@ -102,6 +105,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     def kv_tokens(self) -> int:
         """Tokens that the KV cache holds in all layers; with windows, long sequences need less."""
         return self.num_blocks * self.block_size // self.num_kv_groups
+
+    @property
+    def twin(self) -> str:
+        """The devices that a server only models ("1 x h100-sxm, modelled"); "" if it has its own.
+
+        Ridgeline's own server says so as its device, twins of other servers in their metrics.
+        """
+        if self.device.startswith(TWIN_OF):
+            return self.device.removeprefix(TWIN_OF)
+        return str(self.settings.get("twin", ""))
 
 
 BUSY_SHARE = 0.10  # of the CPU taken by others; beyond it, figures are not comparable

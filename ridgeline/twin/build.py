@@ -28,6 +28,7 @@ from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
+from ridgeline.records.trace import TWIN_OF
 from ridgeline.twin.config import STAND_IN, TwinConfig
 from ridgeline.twin.drafters import drafter_memory, drafter_replica
 from ridgeline.twin.masked_choice import MaskedChoice
@@ -235,7 +236,7 @@ def step_times_of(config: TwinConfig, replica: Replica) -> TwinStepTimes:
 def resolved_settings(config: TwinConfig, model: TwinModel, spec: ModelSpec) -> ResolvedSettings:
     """The settings as the engine's scheduler takes them; execution is that of the twin."""
     replica, memory = model.replica, model.memory
-    where = f"a twin of {config.description}"
+    where = f"{TWIN_OF}{config.description}"
     derived = f"modelled: {memory.kv_tokens:,} tokens at {config.utilization:g} of the memory"
     return ResolvedSettings(
         model=config.model,

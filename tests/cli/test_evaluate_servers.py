@@ -12,9 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ridgeline.cli.main import main
+from ridgeline.cli.render.evaluate import server_evaluation_text
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.external.scoring import ServerScorer
 from ridgeline.optimize.quality.served_text import truncated_kl
@@ -127,12 +129,16 @@ SERVERS: dict[str, Callable[[str, Body, float], Body]] = {
 
 
 @contextmanager
-def server(kind: str, shift: float = 0.0) -> Iterator[str]:
+def server(kind: str, shift: float = 0.0, twin: str = "") -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page, document = PAGES[kind]
             owner = "vllm" if kind == "vllm" else "someone"
-            if self.path == "/v1/models":
+            if self.path == "/metrics" and twin:
+                self.reply(
+                    text=f'vllm:num_requests_running 0\nridgeline_twin{{device="{twin}"}} 1\n'
+                )
+            elif self.path == "/v1/models":
                 self.reply({"data": [{"id": "m", "owned_by": owner}]})
             elif self.path == page:
                 self.reply(document)
@@ -143,9 +149,11 @@ def server(kind: str, shift: float = 0.0) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.reply(SERVERS[kind](self.path, body, shift))
 
-        def reply(self, document: Body) -> None:
-            data = json.dumps(document).encode()
+        def reply(self, document: Body | None = None, text: str = "") -> None:
+            data = (text or json.dumps(document)).encode()
             self.send_response(200)
+            if twin:
+                self.send_header("x-ridgeline-twin", twin)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -180,6 +188,17 @@ def test_every_kind_is_recognised_and_a_worse_model_is_found(kind: str) -> None:
     assert all(check.measured.mid in (0.0, 1.0) for check in same.checks)
     assert same.verdict != "fail"
     assert worse.kinds == (kind, kind)
+
+
+def test_report_names_the_twin_and_fits_80_columns() -> None:
+    with server("vllm", twin="2 x h100-sxm, modelled") as a, server("vllm", shift=0.6) as b:
+        found = evaluate_servers(ServerToCompare(url=a), ServerToCompare(url=b), budget_s=0)
+    assert found.twins == ("a twin of vllm: 2 x h100-sxm, modelled", "")
+    unmeasured = {"questions": "A answers none of them rightly, " + "whatever it is asked, " * 4}
+    text = server_evaluation_text(msgspec.structs.replace(found, unmeasured=unmeasured))
+    assert f"A  {a} (a twin of vllm: 2 x h100-sxm, modelled)\n" in text
+    assert f"B  {b} (vllm)\n" in text and "near ties" in text
+    assert max(map(len, text.split("\n"))) <= 80
 
 
 def test_scores_are_those_of_the_text() -> None:

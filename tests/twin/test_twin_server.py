@@ -29,6 +29,7 @@ from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.records import RequestTrace, RunTrace
 from ridgeline.twin.build import plan_twin, twin_spec
 from ridgeline.twin.config import TwinConfig, parse_devices
+from ridgeline.workflows.load.twin_servers import read_twin
 from ridgeline.workflows.serving.local_server import LocalServer
 from ridgeline.workflows.serving.twin_server import twin_config
 
@@ -133,6 +134,13 @@ def test_every_response_and_the_metrics_say_that_it_is_a_twin(server: LocalServe
     assert f'ridgeline_twin{{device="{described}"}} 1.0' in page
     assert "ridgeline_twin_late_seconds_total" in page
     assert server.served.engine.device == f"a twin of {described}"
+    assert server.served.engine.twin == described
+    mark = read_twin(server.url)
+    assert mark is not None and (mark.device, mark.server) == (DEVICE, "ridgeline")
+    target = HttpTarget(server.url, MODEL)
+    assert "twin" not in target.name
+    target.info = server.served.engine
+    assert target.name == f"{server.url} ({MODEL}; a twin: {described})"
 
 
 def test_answers_have_the_requested_length_and_are_reproducible(server: LocalServer) -> None:

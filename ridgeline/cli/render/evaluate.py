@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from ridgeline.optimize.quality import (
@@ -15,6 +16,8 @@ from ridgeline.report.numbers import rounded
 from ridgeline.stats import UNBOUNDED, Interval
 from ridgeline.workflows.evaluate.evaluate_servers import ServerEvaluation
 from ridgeline.workflows.evaluate.evaluation import Evaluation, LmEvalScore, TextSlice
+
+WIDTH = 80  # columns of sentences
 
 
 def evaluation_text(evaluation: Evaluation) -> str:
@@ -175,20 +178,27 @@ def _verdict_line(evaluation: Evaluation) -> str:
 
 def server_evaluation_text(evaluation: ServerEvaluation) -> str:
     """Every figure of two servers with its limit and floor, then the verdict."""
-    kinds = " and ".join(dict.fromkeys(evaluation.kinds))
-    lines = [f"{evaluation.b} against {evaluation.a} ({kinds}; {evaluation.num_texts} texts)", ""]
-    lines.append(f"{'':34}{'B against A, 95 % interval':32}{'limit':>9}  {'floor':>9}")
+    what = [twin or kind for twin, kind in zip(evaluation.twins, evaluation.kinds, strict=True)]
+    lines = [
+        f"B  {evaluation.b} ({what[1]})",
+        f"A  {evaluation.a} ({what[0]})",
+        "",
+        f"{f'{evaluation.num_texts} texts':32}{'B against A, 95 % interval':28}"
+        f"{'limit':>9}  {'floor':>9}",
+    ]
     floors = {check.name: rounded(check.measured.mid) for check in evaluation.floor}
     for check in evaluation.checks:
         mark = {"pass": "✓", "fail": "✗", "inconclusive": "?"}[check.verdict]
         floor = floors.get(check.name, "–")
         shown = _interval(check.measured)
-        lines.append(f"{mark} {check.name:32}{shown:32}{rounded(check.limit, 4):>9}  {floor:>9}")
+        lines.append(f"{mark} {check.name:30}{shown:28}{rounded(check.limit, 4):>9}  {floor:>9}")
     if (greedy := evaluation.greedy) is not None:
-        lines.append(
-            f"  greedy answers: {_interval(greedy.same)} of the tokens before they part "
-            f"(A against itself {rounded(greedy.same_floor.mid)}; {greedy.num_prompts} prompts, "
-            f"{greedy.num_near_ties} near ties)"
-        )
-    lines += [f"  not measured: {what}: {why}" for what, why in evaluation.unmeasured.items()]
+        lines += [
+            f"  greedy answers: {_interval(greedy.same)} of the tokens before they part",
+            f"  (A against itself {rounded(greedy.same_floor.mid)}; {greedy.num_prompts} prompts, "
+            f"{greedy.num_near_ties} near ties)",
+        ]
+    for what_failed, why in evaluation.unmeasured.items():
+        text = f"not measured: {what_failed}: {why}"
+        lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return "\n".join([*lines, "", f"verdict: {evaluation.verdict}"])

@@ -87,7 +87,8 @@ class HttpTarget:
 
     @property
     def name(self) -> str:
-        return f"{self._url} ({self._model})"
+        twin = "" if self.info is None or not self.info.twin else f"; a twin: {self.info.twin}"
+        return f"{self._url} ({self._model}{twin})"
 
     async def negotiate(self, forms: Sequence[PromptForm]) -> AcceptedPrompts:
         """Find out, and remember, which of these forms of a prompt the server takes.

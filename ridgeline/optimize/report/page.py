@@ -177,6 +177,7 @@ def _provenance(result: LadderResult) -> list[tuple[str, str]]:
         "ended": f"{result.ended}, after {provenance.spent_s:.0f} of {provenance.budget_s:.0f} s",
         "objective": provenance.objective,
         "seed": provenance.seed,
+        **({"server": provenance.server} if provenance.server else {}),
         **{f"machine {name}": value for name, value in provenance.machine.items()},
         **{f"model {name}": value for name, value in provenance.model_facts.items()},
     }

@@ -39,6 +39,7 @@ from ridgeline.report.result import Result
 from ridgeline.stats import Interval, mean_interval
 from ridgeline.workflows.evaluate.eval_command import check_command, run_evaluation
 from ridgeline.workflows.evaluate.heldout_text import heldout_pieces
+from ridgeline.workflows.load.twin_servers import read_twin
 from ridgeline.workflows.run_async import run_async
 
 TEXT_CHARS = 600  # of one held-out text, the unit of the intervals
@@ -70,11 +71,15 @@ class GreedyAnswers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerEvaluation(Result, frozen=True, kw_only=True):
-    """B against A. `unmeasured`: what the servers do not allow, with the reason."""
+    """B against A. `unmeasured`: what the servers do not allow, with the reason.
+
+    `twins`: what a server that is a twin says of itself, else "".
+    """
 
     a: str
     b: str
     kinds: tuple[str, str]
+    twins: tuple[str, str] = ("", "")
     num_texts: int
     checks: tuple[ThresholdCheck, ...]
     floor: tuple[ThresholdCheck, ...]
@@ -133,6 +138,7 @@ def evaluate_servers(
         a=a.url,
         b=b.url,
         kinds=(first.kind, second.kind),
+        twins=(_twin(a), _twin(b)),
         num_texts=num_texts,
         checks=tuple(checks),
         floor=tuple(floor),
@@ -156,6 +162,10 @@ def _scorer(server: ServerToCompare) -> ServerScorer:
             ) from None
     kind = server.kind or recognise_server(server.url, server.api_key)
     return ServerScorer(server.url, model, kind, server.api_key)
+
+
+def _twin(server: ServerToCompare) -> str:
+    return str(read_twin(server.url, server.api_key) or "")
 
 
 def recognise_server(url: str, api_key: str | None = None) -> str:

@@ -32,6 +32,7 @@ from ridgeline.optimize.search import RankedRungs, rank_rungs
 from ridgeline.records.progress import Observer, silent
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
+from ridgeline.workflows.load.twin_servers import read_twin
 from ridgeline.workflows.optimize.optimize import prepare_search, with_model_of_server
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe, probe_for
 from ridgeline.workflows.optimize.server_driver import RestartableServer, read_server
@@ -62,11 +63,13 @@ class AdvisedChange(msgspec.Struct, frozen=True, kw_only=True):
 class ServerAdvice(Result, frozen=True, kw_only=True):
     """The server as measured, and changes by predicted gain.
 
+    `twin`: what the server says of itself if it is a twin, else "".
     `assumed`: what was taken for granted about the server's flags. `rate`: the load, in requests/s,
     at which the verification compares. `verify`: commands to run around a change.
     """
 
     server_kind: str
+    twin: str
     command: str
     assumed: str
     baseline: ConfigurationSummary
@@ -94,6 +97,7 @@ def advise(
     from ridgeline.workflows.optimize.server_environment import server_environment
 
     started_s = time.perf_counter()
+    twin = read_twin(server.url, server.api_key)
     with TemporaryDirectory(prefix="ridgeline-advise-") as folder:
         command, place = read_server(server, Path(folder), lambda line: None)
         recipe = ServerRecipe(
@@ -102,7 +106,7 @@ def advise(
             driver=FixedServer(server.url),
             served_model_name=server.served_model_name,
             num_devices=server.num_devices,
-            accelerator=server.accelerator,
+            accelerator=server.accelerator or (None if twin is None else twin.device),
             api_key=server.api_key,
             candidate_models=server.candidate_models,
             candidate_drafters=server.candidate_drafters,
@@ -134,6 +138,7 @@ def advise(
         )
     return ServerAdvice(
         server_kind=recipe.flags.name,
+        twin=str(twin or ""),
         command=command.command.replace("{flags}", "").strip(),
         assumed="; ".join(filter(None, (_assumed(server, recipe), device))),
         baseline=ranked.baseline,

@@ -46,6 +46,7 @@ from ridgeline.records.traffic import TrafficProfile
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.live_traffic import read_traffic, sample_live_traffic
+from ridgeline.workflows.load.twin_servers import read_twin
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe, probe_for
 
 WORTH_TELLING = 1.05  # predicted gain from which a change is named
@@ -67,12 +68,13 @@ class WatchedChange(msgspec.Struct, frozen=True, kw_only=True):
 class WatchReport(Result, frozen=True, kw_only=True):
     """The live traffic against the tuned one, and what would gain now.
 
-    `capacity`: requests/s within the SLO that the present configuration is predicted to serve of
-    this traffic. `unranked`: why no change was predicted, if none was. `prove`: the command that
-    measures the changes.
+    `twin`: what the server says of itself if it is a twin, else "". `capacity`: requests/s within
+    the SLO that the present configuration is predicted to serve of this traffic. `unranked`: why no
+    change was predicted, if none was. `prove`: the command that measures the changes.
     """
 
     url: str
+    twin: str
     tuned: TrafficProfile
     seen: TrafficProfile
     duration_s: float
@@ -142,6 +144,7 @@ def watch(
                 unranked = str(error)
     return WatchReport(
         url=options.url,
+        twin=str(read_twin(options.url, options.api_key) or ""),
         tuned=before,
         seen=sample.profile,
         duration_s=sample.duration_s,

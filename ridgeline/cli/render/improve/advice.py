@@ -43,7 +43,8 @@ def print_watch(console: Console, report: WatchReport) -> None:
     """The live traffic against the tuned one, and what would gain now."""
     line, seen = partial(_line, console), report.seen
     rate = "" if seen.rate is None else f", {number_format.rate(seen.rate)} req/s"
-    line(f"\n{report.url}: {seen.num_requests} requests in {report.duration_s:.0f} s{rate}", "bold")
+    url = f"{report.url} ({report.twin})" if report.twin else report.url
+    line(f"\n{url}: {seen.num_requests} requests in {report.duration_s:.0f} s{rate}", "bold")
     for check in report.checks:
         mark = "drifted" if check.drifted else "as tuned"
         detail = check.note or (
@@ -82,7 +83,8 @@ def print_watch(console: Console, report: WatchReport) -> None:
 def print_advice(console: Console, advice: ServerAdvice) -> None:
     """The server as measured, changes by predicted gain, and how to verify one."""
     line, measured = partial(_line, console), advice.baseline.measured
-    line(f"\nThe server ({advice.server_kind}) as it runs", "bold")
+    kind = advice.twin or advice.server_kind
+    line(f"\nThe server ({kind}) as it runs", "bold")
     print_command(console, advice.command)
     if advice.assumed:
         line(f"  assumed: {advice.assumed}", "yellow")

@@ -26,6 +26,8 @@ INDENT = 11  # columns: the label of a configuration
 def print_search(console: Console, result: LadderResult, paths: Sequence[Path]) -> None:
     """The whole report. `paths`: the files that were written."""
     console.print()
+    if result.provenance.is_twin:
+        print_prose(console, f"On a {result.provenance.server}: its device is only modelled.")
     print_prose(console, headline(result), "bold")
     for summary in (result.baseline, result.final):
         print_prose(console, _configuration(summary, result.price), column=INDENT)
