@@ -34,6 +34,7 @@ from ridgeline.optimize.comparison.objective import (
 from ridgeline.optimize.comparison.outcome import WORTHWHILE, outcome_of
 from ridgeline.optimize.comparison.paired_comparison import PairedComparison
 from ridgeline.optimize.cost import cost_of
+from ridgeline.optimize.drivers.base import ServerCrashedError
 from ridgeline.optimize.environment import Environment, NextSteps
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.ladder import RungCandidate
@@ -75,7 +76,8 @@ class TrialEvidence:
         return candidate
 
     def failed(self, error: BaseException, reason: str) -> None:
-        self.failure = ("cannot run" if isinstance(error, UserError) else "crashed", reason)
+        has_crashed = isinstance(error, ServerCrashedError) or not isinstance(error, UserError)
+        self.failure = ("crashed" if has_crashed else "cannot run", reason)
 
 
 def build_trial(

@@ -39,6 +39,7 @@ from ridgeline.optimize.comparison.paired_comparison import (
     PairedComparison,
     compare_in_rounds,
 )
+from ridgeline.optimize.drivers.base import ServerCrashedError
 from ridgeline.optimize.environment import Deployment, Environment
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.ladder import DEFAULTS, Ladder, RungCandidate, defaults_candidate
@@ -503,18 +504,21 @@ class LadderSearch:
         if final.settings == baseline.settings:
             return None
         self._runner.stage("Closing", "comparing baseline and final configuration")
+        fixed = self._job.objective == "latency"
         try:
             deployment, _ = self._open(baseline.settings)
+            return await compare_in_rounds(
+                self._runner,
+                ComparisonSide("baseline", deployment, baseline.rate, fixed=fixed, settled=True),
+                ComparisonSide("final", final.deployment, final.rate, fixed=fixed, settled=True),
+                max_rounds=CLOSING_ROUNDS,
+                closing=True,
+            )
         except OutOfTimeError:
             return None
-        fixed = self._job.objective == "latency"
-        return await compare_in_rounds(
-            self._runner,
-            ComparisonSide("baseline", deployment, baseline.rate, fixed=fixed, settled=True),
-            ComparisonSide("final", final.deployment, final.rate, fixed=fixed, settled=True),
-            max_rounds=CLOSING_ROUNDS,
-            closing=True,
-        )
+        except ServerCrashedError as error:
+            self._runner.report(error_line(error))
+            return None
 
     def _result(self, ended: Ended, closing: PairedComparison | None) -> LadderResult:
         if self._baseline is None or self._incumbent is None:

@@ -3,7 +3,8 @@
 `python fake_tools.py NAME ARGS…` is the program NAME. Its state is state.json in the folder
 FAKE_TOOLS; calls.jsonl there records every command line. The server's own arguments decide what
 goes wrong: `--fail` exits at once, `--hang` never answers, `--no-image` and `--no-room` are a pod
-that never starts.
+that never starts; `--api-key KEY` refuses requests without it, `--crash-above N` ends the server in
+the middle of a load if it has more slots. It has no metrics.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(os.environ.get("FAKE_TOOLS", "."))
 State = dict[str, Any]
-STEP_S = 0.1  # of the server's decode step, for any number of sequences
+STEP_S = float(
+    os.environ.get("FAKE_STEP_S", "0.1")
+)  # of the server's decode step, for any number of sequences
+CRASH_AT = 60  # requests before a server that crashes under load does
 MOST_SLOTS = 16  # more would need more CPU than a test should
 FORWARDED: list[str] = []
 """The local port that a port-forward connects to a copy: its server listens there itself."""
@@ -58,11 +62,28 @@ class Answer:
         yield b"data: [DONE]\n\n"
 
 
+def argument(flag: str) -> str | None:
+    """The value of a flag of this process."""
+    return sys.argv[sys.argv.index(flag) + 1] if flag in sys.argv else None
+
+
 def serve_models() -> None:
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Models(BaseHTTPRequestHandler):
+        def is_refused(self) -> bool:
+            key = argument("--api-key")
+            if self.path.endswith("/metrics"):
+                self.send_error(404)
+            elif key is not None and self.headers["Authorization"] != f"Bearer {key}":
+                self.send_error(401)
+            else:
+                return False
+            return True
+
         def do_GET(self) -> None:
+            if self.is_refused():
+                return
             body = json.dumps({"data": [{"id": "m"}], "arguments": sys.argv[2:]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -71,6 +92,11 @@ def serve_models() -> None:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.is_refused():
+                return
+            if number > int(argument("--crash-above") or number) and next(streamed) >= CRASH_AT:
+                print("torch.AcceleratorError: CUDA error: an illegal memory access", flush=True)
+                os._exit(1)
             answer = Answer(body)
             self.send_response(200)
             self.send_header("Content-Type", answer.kind)
@@ -86,10 +112,9 @@ def serve_models() -> None:
         sys.exit("ValueError: no such weights")
     if "--hang" in sys.argv:
         time.sleep(60)
-    port = int(sys.argv[sys.argv.index("--port") + 1])
-    flag = "--max-num-seqs"
-    given = int(sys.argv[sys.argv.index(flag) + 1]) if flag in sys.argv else MOST_SLOTS
-    slots = threading.Semaphore(min(given, MOST_SLOTS))
+    port = int(argument("--port") or 0)
+    number = min(int(argument("--max-num-seqs") or MOST_SLOTS), MOST_SLOTS)
+    slots, streamed = threading.Semaphore(number), count()
     ThreadingHTTPServer(("127.0.0.1", port), Models).serve_forever()
 
 

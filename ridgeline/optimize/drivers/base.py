@@ -19,6 +19,8 @@ from typing import Protocol
 
 import msgspec
 
+from ridgeline.errors import CannotRun
+
 Report = Callable[[str], None]
 """Receives a line about what a driver does to a server."""
 
@@ -87,6 +89,10 @@ class ServerControl(Protocol):
         ...
 
 
+class ServerCrashedError(CannotRun):
+    """A server that had started ended by itself."""
+
+
 class ServerHandle(Protocol):
     """One configuration of the server, up or not."""
 
@@ -104,7 +110,10 @@ class ServerHandle(Protocol):
     def is_up(self) -> bool: ...
 
     def start(self) -> None:
-        """Bring it up and wait until it answers. Raises CannotRun."""
+        """Bring it up and wait until it answers.
+
+        Raises CannotRun, and ServerCrashedError once for a process that ended by itself.
+        """
         ...
 
     def stop(self) -> None: ...

@@ -25,7 +25,7 @@ from typing import IO
 import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.optimize.drivers.base import ServerHandle, Shell
+from ridgeline.optimize.drivers.base import ServerCrashedError, ServerHandle, Shell
 from ridgeline.optimize.drivers.log_errors import last_error
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.shell import sleep_unless_interrupted
@@ -195,10 +195,19 @@ class ServerProcess:
     def start(self) -> None:
         """Start the server and return once it answers.
 
-        Raises CannotRun, with the end of its log, if it exits or does not answer in time.
+        Raises CannotRun, with the end of its log, if it exits or does not answer in time;
+        ServerCrashedError if it ended by itself since. The next call starts it again.
         """
         if self.is_up:
             return
+        if self._process is not None:
+            code = self._process.returncode
+            self.stop()
+            raise ServerCrashedError(
+                f"the server crashed: it ended with code {code} after it had started",
+                value=self._last_error(),
+                fix=self._see_log(),
+            )
         if answers(models_url(self.url)):
             raise CannotRun(
                 "another server answers at this address already",
@@ -238,12 +247,15 @@ class ServerProcess:
             sleep_unless_interrupted(POLL_S)
 
     def _failure(self, what: str) -> CannotRun:
-        error = last_error(self._log.read_text(encoding="utf-8", errors="replace"))
         return CannotRun(
-            f"the server did not come up: {what}",
-            value=error or None,
-            fix=f"see {self._log}; it was started as {shlex.join(self._words)}",
+            f"the server did not come up: {what}", value=self._last_error(), fix=self._see_log()
         )
+
+    def _last_error(self) -> str | None:
+        return last_error(self._log.read_text(encoding="utf-8", errors="replace")) or None
+
+    def _see_log(self) -> str:
+        return f"see {self._log}; it was started as {shlex.join(self._words)}"
 
     def stop(self) -> None:
         """SIGTERM to the process group, then SIGKILL to the processes that are left."""

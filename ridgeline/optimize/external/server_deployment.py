@@ -138,6 +138,8 @@ class ServerDeployment:
         finally:
             await target.close()
         check_rate_limit(run, load.rate)
+        if any(request.error for request in run.requests):
+            self._up()  # which says so if the server has crashed
         load_of_others = meter.read()
         if late_s is not None and load_of_others is not None:
             late_share = min(1.0, ((read_late_s(url) or 0.0) - late_s) / run.duration_s)

@@ -9,6 +9,7 @@ loaded here.
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +21,12 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
+from ridgeline.errors import CannotRun
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.accepted_prompts import COMMON_WORDS, Vocabulary
-from ridgeline.measure.client.http_target import authorization
+from ridgeline.measure.client.http_target import authorization, key_refused
 from ridgeline.measure.workload import LoadRequest, Workload
-from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ActiveServer
+from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, NEEDS_KEY, ActiveServer
 from ridgeline.optimize.environment import (
     ContextSource,
     Deployment,
@@ -297,5 +299,10 @@ class _ServerStarter:
 
 def _first_model(url: str, api_key: str | None) -> str:
     request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=authorization(api_key))
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        return str(json.load(reply)["data"][0]["id"])
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return str(json.load(reply)["data"][0]["id"])
+    except urllib.error.HTTPError as error:
+        if error.code in NEEDS_KEY:
+            raise key_refused(url, error.code, api_key) from None
+        raise CannotRun("the server lists no models", value=url, fix=str(error)) from None
