@@ -6,7 +6,8 @@ round is one observation, however many requests it served: requests of one run s
 not independent.
 
 Testing after every round and stopping at the first significant one would find gains in noise. Looks
-before the last therefore require 99 % and the last one 95 % (after Haybittle and Peto).
+before the last therefore require 99 % and the last one 95 % (after Haybittle and Peto), or 97.5 %
+if it follows extra rounds, which only a side that seems to gain gets.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -69,6 +70,7 @@ WIDEN = 1.3
 BEATEN = 0.8  # share of the rival's load; missing it twice while the rival meets it is a loss
 SAME_LOAD = 0.15  # logarithm of the ratio of two loads below which rounds begin at one load
 EXTRA_ROUNDS = 3  # for a gain that the usual ones leave inconclusive
+EXTRA_LEVEL = 0.975  # of the last look after them: they are further looks at a promising side
 KNEE_RUNS = 3.0  # runs that determine where a staircase settles
 
 
@@ -220,6 +222,7 @@ async def compare_in_rounds(
 ) -> PairedComparison:
     """Alternate two sides. Stops early only when certain (never in the closing), or out of time."""
     busy_share = None
+    number, last = 0, max_rounds
     try:
         await before.approach(runner, closing=closing)
         rival = before if before.settled and not closing else None
@@ -228,7 +231,6 @@ async def compare_in_rounds(
             return _early_loss(before, after, beaten_at)
         if after.is_near(before):
             after.stairs.rate = before.stairs.rate
-        number, last = 0, max_rounds
         while number < last:
             order = (before, after) if number % 2 == 0 else (after, before)
             await _round(runner, order, f"round {number + 1} of {last}", closing)
@@ -244,7 +246,8 @@ async def compare_in_rounds(
         pass  # complete rounds remain valid
     except MachineBusyError as error:
         busy_share = error.share
-    result = _conclude(before, after, runner.spread.prior)
+    final_level = LEVEL if number <= max_rounds else EXTRA_LEVEL
+    result = _conclude(before, after, runner.spread.prior, final_level)
     runner.spread.note(result.log_ratios)
     if busy_share is not None and result.outcome == "inconclusive":
         return msgspec.structs.replace(result, busy_share=busy_share)
@@ -369,15 +372,23 @@ def _early_loss(a: ComparisonSide, b: ComparisonSide, rate: float) -> PairedComp
     )
 
 
-def _conclude(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> PairedComparison:
+def _conclude(
+    a: ComparisonSide, b: ComparisonSide, prior: Prior, final_level: float
+) -> PairedComparison:
+    """The interval at `LEVEL`, and the outcome: a gain or a loss has to hold at `final_level`."""
     logs = _log_ratios(a, b)
-    ratio = _interval(a, b, LEVEL, prior) if len(logs) >= MIN_ROUNDS else None
+    ratio, outcome = None, cast("Outcome", "inconclusive")
+    if len(logs) >= MIN_ROUNDS:
+        ratio = _interval(a, b, LEVEL, prior)
+        outcome = _outcome(a, b, ratio)
+        if outcome in ("improved", "regressed"):
+            outcome = _outcome(a, b, _interval(a, b, final_level, prior))
     return PairedComparison(
         before=a.scored_runs,
         after=b.scored_runs,
         log_ratios=logs,
         ratio=ratio,
-        outcome=_outcome(a, b, ratio) if ratio else "inconclusive",
+        outcome=outcome,
         before_rate=_final_rate(a),
         after_rate=_final_rate(b),
         before_settled=not a.rising,
