@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import msgspec
 
@@ -377,7 +376,8 @@ def _conclude(
 ) -> PairedComparison:
     """The interval at `LEVEL`, and the outcome: a gain or a loss has to hold at `final_level`."""
     logs = _log_ratios(a, b)
-    ratio, outcome = None, cast("Outcome", "inconclusive")
+    ratio: Interval | None = None
+    outcome: Outcome = "inconclusive"
     if len(logs) >= MIN_ROUNDS:
         ratio = _interval(a, b, LEVEL, prior)
         outcome = _outcome(a, b, ratio)

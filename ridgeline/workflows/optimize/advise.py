@@ -24,6 +24,7 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.optimize.drivers.base import Driver
 from ridgeline.optimize.drivers.fixed_server import FixedServer
+from ridgeline.optimize.drivers.server_process import ServerCommand
 from ridgeline.optimize.drivers.shell import shell_line
 from ridgeline.optimize.external.server_flags import server_flags_for
 from ridgeline.optimize.ranking.predictor import Forecast
@@ -32,7 +33,7 @@ from ridgeline.optimize.search import RankedRungs, rank_rungs
 from ridgeline.records.progress import Observer, silent
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
-from ridgeline.workflows.load.twin_servers import read_twin
+from ridgeline.workflows.load.twin_servers import TwinMark, read_twin
 from ridgeline.workflows.optimize.optimize import prepare_search, with_model_of_server
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe, probe_for
 from ridgeline.workflows.optimize.server_driver import RestartableServer, read_server
@@ -100,17 +101,7 @@ def advise(
     twin = read_twin(server.url, server.api_key)
     with TemporaryDirectory(prefix="ridgeline-advise-") as folder:
         command, place = read_server(server, Path(folder), lambda line: None)
-        recipe = ServerRecipe(
-            command=command,
-            flags=server_flags_for(command.command, server.server),
-            driver=FixedServer(server.url),
-            served_model_name=server.served_model_name,
-            num_devices=server.num_devices,
-            accelerator=server.accelerator or (None if twin is None else twin.device),
-            api_key=server.api_key,
-            candidate_models=server.candidate_models,
-            candidate_drafters=server.candidate_drafters,
-        )
+        recipe = _recipe(server, command, twin)
         settings = with_model_of_server(settings, options, recipe)
         job, ladder = prepare_search(settings, options, recipe)
         load_planning_spec(settings.model)
@@ -147,6 +138,23 @@ def advise(
         left_out=ranked.left_out,
         verify=_verify_commands(server, options, ranked.rate),
         verify_quality=f"ridgeline eval --url {server.url} --url NEW_URL",
+    )
+
+
+def _recipe(
+    server: RestartableServer, command: ServerCommand, twin: TwinMark | None
+) -> ServerRecipe:
+    """The server as it runs. A twin's device is known from what it says of itself."""
+    return ServerRecipe(
+        command=command,
+        flags=server_flags_for(command.command, server.server),
+        driver=FixedServer(server.url),
+        served_model_name=server.served_model_name,
+        num_devices=server.num_devices,
+        accelerator=server.accelerator or (None if twin is None else twin.device),
+        api_key=server.api_key,
+        candidate_models=server.candidate_models,
+        candidate_drafters=server.candidate_drafters,
     )
 
 
