@@ -42,8 +42,10 @@ class World(Protocol):
     """What clients see of a simulation."""
 
     sim: SimulatedServer
-    is_draining: bool
     is_broken: bool  # the engine has died
+
+    @property
+    def is_draining(self) -> bool: ...
 
     def note(self, text: str) -> None: ...
 

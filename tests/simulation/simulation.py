@@ -45,12 +45,17 @@ class Simulation:
         self.loop = VirtualLoop(self.rng)
         self.trace: list[str] = []
         self.broken_rules: list[str] = []
-        self.is_draining = self.is_broken = False
+        self._has_begun_to_drain = self.is_broken = False
         self.num_steps = 0
         self.sim = SimulatedServer(self.loop, self.rng, random_setup(self.rng))
         self.sim.renderers.note = self.note
         for model in self.sim.models:
             model.watch_steps(self._after_step)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server stops: by a signal, or because its engine has died."""
+        return self._has_begun_to_drain or self.sim.server.loss is not None
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.loop.now_s - 1000:8.4f} {text}")
@@ -69,6 +74,7 @@ class Simulation:
         await asyncio.gather(*clients)
         if not self.is_draining:
             await asyncio.sleep(self._settling_s())
+            assert self.sim.engine.death is None, "the server outlives its engine"
             self.check_idle()
             self.drain()
         await serving
@@ -90,7 +96,7 @@ class Simulation:
             transport.cut()
 
     def drain(self) -> None:
-        self.is_draining = True
+        self._has_begun_to_drain = True
         self.note("drain")
         self.sim.drain()
 
@@ -119,6 +125,8 @@ class Simulation:
         """Whether an error in the log follows from a fault that was injected."""
         faults = self.sim.setup.faults
         has_failed = faults.num_injected or faults.num_nan or self.is_broken
+        if self.is_broken and "the server stops: the engine stopped" in logged:
+            return True
         if logged.startswith("uvicorn.error") and self.is_draining:  # about slow readers
             return "shutdown exceeded" in logged or "without completing response" in logged
         return "a stream failed" in logged and bool(has_failed)
