@@ -33,7 +33,8 @@ def explain(
 
     Args:
         subject: A model, or a topic (`ridgeline explain topics`) (default: demo).
-        model: The model for which a topic is explained (default: demo).
+        model: The model for which a topic is explained. A topic of several words needs no quotes
+            (default: demo).
         workload: Requests to send: chat-and-code, chat, code,
             synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
             batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
