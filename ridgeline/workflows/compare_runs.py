@@ -10,7 +10,7 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.results.aiperf import REQUESTS_FILE
 from ridgeline.measure.results.comparison import MetricComparison, compare_results, load_differences
 from ridgeline.measure.results.readers import read_result
-from ridgeline.measure.results.result_file import LoadedResult
+from ridgeline.measure.results.result_file import RATES, LoadedResult
 from ridgeline.measure.results.settings_effect import SettingsEffect, settings_effect
 from ridgeline.report.result import Result
 
@@ -31,12 +31,17 @@ class ResultComparison(Result, frozen=True, kw_only=True):
 
     @property
     def conclusion(self) -> Conclusion:
-        """Over all metrics: one that regressed decides."""
-        outcomes = {judgement.outcome for judgement in self.judgements}
-        if self.refused or not outcomes:
+        """Over all metrics: one that regressed decides.
+
+        Without one, the latencies decide where there are any: at an open load the rates are those
+        of the load, whatever the server does.
+        """
+        if self.refused:
             return "inconclusive"
-        if "regressed" in outcomes:
+        if any(judgement.outcome == "regressed" for judgement in self.judgements):
             return "regressed"
+        latencies = [one for one in self.judgements if one.metric not in RATES]
+        outcomes = {judgement.outcome for judgement in latencies or self.judgements}
         return "not regressed" if outcomes & {"improved", "unchanged"} else "inconclusive"
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,7 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ridgeline.measure.results.comparison import compare_results, load_differences
+from ridgeline.measure.results.comparison import (
+    MetricComparison,
+    compare_results,
+    load_differences,
+)
 from ridgeline.measure.results.event_log import RunContext, write_run
 from ridgeline.measure.results.result_file import LoadedResult
 from ridgeline.records import MachineLoad, Slo
@@ -150,3 +154,21 @@ def test_bench_says_first_that_the_machine_was_busy(request_trace, run_trace) ->
     options = type("Options", (), {"slo": Slo.parse("ttft:500")})()
     sentence = bench_diagnosis(run, options, None, RunContext())
     assert sentence.lower().startswith("machine-bound: other work took 85% of the cpu")
+
+
+def test_rates_of_an_open_load_do_not_hide_that_latencies_are_too_noisy() -> None:
+    """Whatever the server does, it answers as many requests as are sent."""
+    noisy = MetricComparison(
+        metric="ttft_mean", a=1.0, b=1.1, ratio=1.1, low=0.9, high=1.3, p_value=0.2, detectable=0.3,
+        outcome="inconclusive", reason="too noisy",
+    )  # fmt: skip
+    rate = msgspec.structs.replace(noisy, metric="request_rate", outcome="unchanged", reason="")
+
+    def of(*judgements: MetricComparison) -> str:
+        return ResultComparison(
+            refused=(), judgements=judgements, changes=(), effect=None
+        ).conclusion
+
+    assert of(noisy, rate) == "inconclusive"
+    assert of(rate) == "not regressed"
+    assert of(msgspec.structs.replace(noisy, outcome="unchanged"), rate) == "not regressed"
