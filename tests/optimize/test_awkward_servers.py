@@ -25,21 +25,10 @@ from ridgeline.optimize.drivers.server_process import (
 from ridgeline.workflows.optimize import optimize as workflow
 from tests.hardware.test_hardware_doctor import MACHINE
 from tests.optimize import fake_tools
+from tests.optimize.ladders import MORE_SLOTS
 
 SERVER = f"{sys.executable} -IS {fake_tools.__file__} server m"
-LADDER = """
-[[rung]]
-id = "slots"
-title = "More slots"
-technique = "continuous-batching"
-variants = [{ max_num_seqs = 16 }]
-honesty = "exact"
-term = "sequences per step"
-risk = 0
-complexity = 0
-why = "More slots shorten the queue."
-hurts_when = "Each step takes longer."
-"""
+LADDER = MORE_SLOTS % 16
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ridgeline.optimize.drivers.server_process import free_port
 from ridgeline.workflows.optimize import optimize as workflow
 from ridgeline.workflows.optimize.server_driver import RestartableServer
 from tests.hardware.test_hardware_doctor import MACHINE
+from tests.optimize.ladders import MORE_SLOTS
 from tests.optimize.test_drivers import (
     Make,
     Place,
@@ -32,19 +33,7 @@ from tests.optimize.test_drivers import (
 
 __all__ = ["place"]
 
-LADDER = """
-[[rung]]
-id = "slots"
-title = "More slots"
-technique = "continuous-batching"
-variants = [{ max_num_seqs = 32 }]
-honesty = "exact"
-term = "sequences per step"
-risk = 0
-complexity = 0
-why = "More slots shorten the queue."
-hurts_when = "Each step takes longer."
-"""
+LADDER = MORE_SLOTS % 32
 WAYS = {"apply_cmd": "--apply-cmd", "docker": "--docker", "kubernetes": "--kubernetes"}
 
 

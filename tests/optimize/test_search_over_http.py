@@ -21,6 +21,7 @@ from ridgeline.cli.main import main
 from ridgeline.workflows.optimize import optimize as workflow
 from tests.handicaps.virtual_servers import Traffic, VirtualServers
 from tests.hardware.test_hardware_doctor import MACHINE
+from tests.optimize.ladders import MORE_SLOTS
 
 TWIN = (
     f"{sys.executable} -m ridgeline twin --device l4 --speed 6 vllm serve llama-3.1-8b "
@@ -42,19 +43,7 @@ def check_result(folder: Path, shown: str) -> None:
     assert "kept" in shown and "the goodput" in shown
 
 
-LADDER = """
-[[rung]]
-id = "slots"
-title = "More slots"
-technique = "continuous-batching"
-variants = [{ max_num_seqs = 32 }]
-honesty = "exact"
-term = "sequences per step"
-risk = 0
-complexity = 0
-why = "More slots shorten the queue."
-hurts_when = "Each step takes longer."
-"""
+LADDER = MORE_SLOTS % 32
 
 
 @pytest.mark.slow

@@ -42,8 +42,6 @@ STEP_GROWTH = 1.3  # of the exponent: a change that gains eightfold is found in 
 MAX_PROBES = 6
 BLOCK = 16  # prompt tokens that cost a simulation about as much as one output token
 FINE_STEP, MAX_BISECTIONS = 1.05, 5  # width at which a bracket is narrow enough
-
-
 TIME_MARGIN = 2.0  # overloaded runs, which a search for the knee has too, take longer than others
 
 

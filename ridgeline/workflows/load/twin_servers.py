@@ -10,8 +10,8 @@ import msgspec
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.measure.monitors.server_metrics import identify_server, parse_page
 from ridgeline.optimize.drivers.server_process import models_url
+from ridgeline.twin.marks import HEADER
 
-HEADER = "x-ridgeline-twin"
 TIMEOUT_S = 10.0
 
 
