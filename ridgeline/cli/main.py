@@ -110,42 +110,23 @@ def _run(args: list[str]) -> int:
         click.echo(error.format_message())
         return USER_ERROR
     except click.UsageError as error:
-        raise _usage_error(error) from None
+        raise _usage_error(error, args) from None
     return code or SUCCESS
 
 
-COMMANDS_ELSEWHERE = {
-    "run": "chat",
-    "ask": "chat",
-    "complete": "generate",
-    "launch": "serve",
-    "start": "serve",
-    "list": "models",
-    "ls": "models",
-    "download": "pull",
-    "convert": "quantize",
-    "quantise": "quantize",
-    "benchmark": "bench",
-    "perf": "bench",
-    "tune": "optimize",
-    "optimise": "optimize",
-    "evaluate": "eval",
-    "show": "inspect",
-    "info": "inspect",
-    "price": "cost",
-    "size": "plan",
-}
-"""Names that other tools (ollama, vLLM, llama.cpp) and British English give to our commands."""
-
-
-def _usage_error(error: click.UsageError) -> UserError:
+def _usage_error(error: click.UsageError, args: Sequence[str]) -> UserError:
     """What click found wrong with the command line, in the style of our errors."""
+    from ridgeline.cli import other_names
+
     message = " ".join(error.message.split()).rstrip(".")
     message = message[:1].lower() + message[1:]
     near = getattr(error, "possibilities", None) or []
-    command = COMMANDS_ELSEWHERE.get(getattr(error, "command_name", ""))
+    command = other_names.COMMANDS.get(getattr(error, "command_name", ""))
     near = near if command is None else [command]
     path = error.ctx.command_path if error.ctx is not None else "ridgeline"
+    fix = other_names.option_fix(error, args)
+    if fix is not None:
+        return UserError(message, fix=f"{fix}; {path} --help lists the options")
     address = re.fullmatch(r"got unexpected extra argument \((https?://\S+)\)", message)
     if address is not None:
         return UserError(message, fix=f"for the address of a server, write --url {address[1]}")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.app import app
 from ridgeline.cli.main import main
+from ridgeline.cli.other_names import COMMANDS, OPTIONS
 from ridgeline.errors import BadInput
 from ridgeline.measure.client.http_target import key_refused
 from ridgeline.records import Usage
@@ -33,6 +35,14 @@ from tests.diagnose.mock_thread import mock_server
         (["simulate", "llama-3.1-8b", "--random-output-len", "9"], "use --output-len"),
         (["cost", "llama-3.1-8b"], "predict --list-models"),
         (["diagnose", "--run", "missing.jsonl"], "no such result file; got 'missing.jsonl'"),
+        (["plan", "--model", "llama-3.1-8b"], "without an option: ridgeline plan MODEL"),
+        (["generate", "-m", "demo"], "without an option: ridgeline generate MODEL"),
+        (["serve", "demo", "-ctk", "q8_0"], "it is --kv-cache-dtype here"),
+        (["serve", "demo", "--tp-size=2"], "it is --tensor-parallel-size here"),
+        (["serve", "demo", "--mem-fraction-static", "0.8"], "--kv-cache-memory-bytes sets its"),
+        (["bench", "--target", "http://127.0.0.1:9"], "it is --url here"),
+        (["bench", "demo", "--trust-remote-code"], "code that comes with a model is never run"),
+        (["quantize", "demo", "--tp", "2"], "ridgeline quantize --help lists them"),
         (["compare", "missing.json", "b.json"], "no such result file; got 'missing.json'"),
     ],
 )
@@ -70,3 +80,14 @@ def test_speed_of_a_short_answer_is_not_claimed() -> None:
 
     assert reply(4).tokens_per_s is None
     assert reply(101).tokens_per_s == pytest.approx(250_000)
+
+
+def test_options_of_other_tools_lead_to_options_that_exist() -> None:
+    opts = {opt for command in app.commands.values() for p in command.params for opt in p.opts}
+    assert set(OPTIONS.values()) <= opts
+    assert not set(OPTIONS) & opts
+
+
+def test_commands_of_other_tools_lead_to_commands_that_exist() -> None:
+    assert set(COMMANDS.values()) <= set(app.commands)
+    assert not set(COMMANDS) & set(app.commands)
