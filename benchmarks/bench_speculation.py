@@ -295,12 +295,19 @@ def main() -> None:
         "--turn", type=int, default=0, help="steps between switching drafts on and off"
     )
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--draft-model", help="of draft and auto; for demo, demo-draft")
     parser.add_argument("--drafter", action="append", default=[], help="KIND=DIR: trained")
     parser.add_argument("--tree", help="a fixed tree in place of chains (medusa)")
     parser.add_argument("--depth", type=int, help="a fixed depth in place of the controller")
     args = parser.parse_args()
     if args.clock == "cpu" and args.threads != 1:
         parser.error("--clock cpu reads the time of one thread")
+    if args.model != "demo" or args.draft_model:
+        if "draft" in args.configs and not args.draft_model:
+            parser.error(f"draft: no --draft-model for {args.model}")
+        named = {"model": args.draft_model} if args.draft_model else {}
+        CONFIGS["draft"] = {"method": "draft_model", **named}
+        CONFIGS["auto"] = {"method": "auto", **named}
     for kind, folder in (each.split("=", 1) for each in args.drafter):
         CONFIGS[kind] = {"method": kind, "model": folder}
         args.configs.append(kind)

@@ -1,12 +1,14 @@
 """What switches of the scheduler and of the caches gain and cost on a real model.
 
-    python benchmarks/bench_switches.py [--model smollm2] [--rounds 3] [--only engine answers pins]
-        [--result OUT.json]
+    python benchmarks/bench_switches.py [--model smollm2] [--rounds 3] [--prompts 32]
+        [--only engine answers pins routing schema] [--result OUT.json]
 
 Each case is measured against the same load with the defaults; cases and rounds take turns, and the
 first round, which warms up, is not counted. Engine cases run `ridgeline.bench` in this process;
-`answers` and `pins` ask a server over HTTP. Prints, for each case, the medians of its figures and
-of the ratios to the defaults, with the range of the latter.
+`answers`, `pins` and `schema` ask a server over HTTP, `routing` two servers behind a gateway.
+Prints, for each case, the medians of its figures and of the ratios to the defaults, with the range
+of the latter. Counts (steps, tokens per step, preemptions, shares of tokens) and CPU time hold on a
+busy machine as well; latencies and tokens per second do not.
 """
 
 from __future__ import annotations
@@ -14,15 +16,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import shlex
+import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import psutil
 from server import serving
 
 import ridgeline
@@ -61,12 +70,16 @@ CASES = (
 )
 
 
-def bench(model: str, case: Case, seed: int) -> Figures:
-    """One run: tokens/s, latencies in milliseconds, preemptions."""
+def bench(model: str, case: Case, seed: int, prompts: int) -> Figures:
+    """One run: tokens/s, latencies in milliseconds, and counts of steps and tokens."""
     settings = dict(case.settings)
     if "batch_wait_ms" in settings:
         settings["batching"] = "dynamic"
-    found = ridgeline.bench(model, seed=seed, max_model_len=1024, **case.load, **settings).summary
+    load = case.load | {"num_prompts": case.load["num_prompts"] * prompts // 32}
+    made = ridgeline.bench(model, seed=seed, max_model_len=1024, **load, **settings)
+    found, steps = made.summary, [step for step in made.run.steps if step.shapes]
+    held = sum(new + old for step in steps for new, old in step.shapes)
+    slots = sum(step.used_blocks for step in steps) * made.run.engine.block_size
     assert found.num_ok == found.num_requests
     assert found.ttft and found.tpot and found.itl and found.occupancy
     return {
@@ -74,7 +87,13 @@ def bench(model: str, case: Case, seed: int) -> Figures:
         "TTFT p95 (ms)": found.ttft.p(95) * 1000,
         "TPOT p95 (ms)": found.tpot.p(95) * 1000,
         "ITL p99 (ms)": found.itl.p(99) * 1000,
+        "steps": found.occupancy.num_steps,
+        "sequences per step": found.occupancy.mean_runs,
+        "tokens per step": found.occupancy.mean_tokens,
         "preemptions": found.occupancy.num_preemptions,
+        "tokens in vain": found.occupancy.wasted_steps,
+        "KV slots per token held": slots / held,
+        "fullest KV cache": found.occupancy.kv_occupancy_max,
     }
 
 
@@ -98,7 +117,7 @@ def chat(system: str, question: str, max_tokens: int) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
 
 
-def measure_answers(model: str, rounds: int) -> dict[str, Figures]:
+def measure_answers(model: str, rounds: int, prompts: int) -> dict[str, Figures]:
     """A request that comes again, computed and from the response cache."""
     first: list[float] = []
     again: list[float] = []
@@ -110,7 +129,7 @@ def measure_answers(model: str, rounds: int) -> dict[str, Figures]:
     return _in_ms("response cache: the request", first, "the same again", again)
 
 
-def measure_pins(model: str, rounds: int) -> dict[str, Figures]:
+def measure_pins(model: str, rounds: int, prompts: int) -> dict[str, Figures]:
     """The first token behind a system prompt, after other texts have filled the cache."""
     flags = ("--kv-cache-memory-bytes", str(96 << 20), "--prefix-pin-share", "0.5")
     times: dict[bool, list[float]] = {False: [], True: []}
@@ -137,12 +156,110 @@ def _in_ms(name: str, own: list[float], other: str, others: list[float]) -> dict
     return {f"{name}; {other}": row | {"least ratio": ratios[0], "largest ratio": ratios[-1]}}
 
 
-def measure_engine(model: str, rounds: int) -> dict[str, Figures]:
+@contextlib.contextmanager
+def gateway(urls: list[str], policy: str) -> Iterator[str]:
+    """The URL of `ridgeline route` in front of servers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["route", "--policy", policy, "--port", str(port)]
+    words += [word for url in urls for word in ("--backend", url)]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen([sys.executable, "-m", "ridgeline", *words])
+    try:
+        for _ in range(600):
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/v1/models", timeout=5).status_code == 200:
+                    break
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def measure_routing(model: str, rounds: int, prompts: int) -> dict[str, Figures]:
+    """Prompt tokens that two servers compute for the questions of six shops, one prompt each."""
+    rows = {}
+    for policy in ("least-loaded", "prefix-aware"):
+        words = ["serve", model, "--port", "0", "--max-model-len", "1024", "--num-threads", "1"]
+        with contextlib.ExitStack() as stack:
+            urls = [stack.enter_context(serving(words))[0] for _ in range(2)]
+            url = stack.enter_context(gateway(urls, policy))
+
+            def ask(number: int, url: str = url) -> tuple[int, int]:
+                system = f"Shop {number % 6}. {KEEPER}"
+                fields = chat(system, f"What is book {number}?", 8)
+                found = httpx.post(f"{url}/v1/chat/completions", json=fields, timeout=300)
+                usage = found.raise_for_status().json()["usage"]
+                return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+            with ThreadPoolExecutor(4) as pool:
+                used = list(pool.map(ask, range(prompts)))
+        all_tokens, cached = map(sum, zip(*used, strict=True))
+        rows[f"two servers, --policy {policy}"] = {
+            "requests": len(used),
+            "prompt tokens": all_tokens,
+            "computed": all_tokens - cached,
+        }
+    return rows
+
+
+BOOK = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 40},
+        "year": {"type": "integer"},
+        "genre": {"enum": ["novel", "poetry", "history"]},
+    },
+    "required": ["title", "year", "genre"],
+    "additionalProperties": False,
+}
+
+
+def measure_schema(model: str, rounds: int, prompts: int) -> dict[str, Figures]:
+    """Answers to the same wish for JSON, with a schema and without: valid ones, and CPU time."""
+    format = {"type": "json_schema", "json_schema": {"name": "book", "schema": BOOK}}
+    wish = "Describe a book as one JSON object with title, year and genre (novel, poetry, history)"
+    rows = {}
+    words = ["serve", model, "--port", "0", "--max-model-len", "1024", "--num-threads", "1"]
+    with serving(words) as (url, pid), httpx.Client(base_url=url, timeout=300) as http:
+        for name, extra in (("free", {}), ("with a schema", {"response_format": format})):
+            used: Figures = defaultdict(float)
+            for number in range(-1, prompts):  # the first one warms up
+                fields = chat("", f"{wish} that begins with {chr(66 + number % 24)}.", 120) | extra
+                before_s = sum(psutil.Process(pid).cpu_times()[:2])
+                answer = http.post("/v1/chat/completions", json=fields).raise_for_status().json()
+                if number >= 0:
+                    used["CPU s"] += sum(psutil.Process(pid).cpu_times()[:2]) - before_s
+                    used["tokens"] += answer["usage"]["completion_tokens"]
+                    used["valid"] += is_book(answer["choices"][0]["message"]["content"])
+            used["CPU ms per token"] = used["CPU s"] / used["tokens"] * 1000
+            rows[f"answers in JSON, {name}"] = {"answers": prompts, **used}
+    return rows
+
+
+def is_book(text: str) -> bool:
+    """Whether the text is what `BOOK` describes."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return (
+        isinstance(found, dict)
+        and found.keys() == BOOK["properties"].keys()
+        and isinstance(found["title"], str)
+        and len(found["title"]) <= 40
+        and type(found["year"]) is int
+        and found["genre"] in ("novel", "poetry", "history")
+    )
+
+
+def measure_engine(model: str, rounds: int, prompts: int) -> dict[str, Figures]:
     """Figures of every engine case, and their ratios to those of its base."""
     runs: dict[str, list[Figures]] = defaultdict(list)
     for turn in range(rounds + 1):
         for case in CASES[:: 1 if turn % 2 else -1]:
-            runs[case.name].append(bench(model, case, seed=turn))
+            runs[case.name].append(bench(model, case, turn, prompts))
     rows = {}
     for case in CASES:
         own, base = runs[case.name][1:], runs[case.base][1:]
@@ -155,25 +272,34 @@ def measure_engine(model: str, rounds: int) -> dict[str, Figures]:
     return rows
 
 
-PARTS = {"engine": measure_engine, "answers": measure_answers, "pins": measure_pins}
+PARTS = {
+    "engine": measure_engine,
+    "answers": measure_answers,
+    "pins": measure_pins,
+    "routing": measure_routing,
+    "schema": measure_schema,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=32, help="requests of a run")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--result", type=Path)
     args = parser.parse_args()
     ensure_downloaded(args.model)
     rows: dict[str, Figures] = {}
     for part in args.only:
-        rows |= PARTS[part](args.model, args.rounds)
+        rows |= PARTS[part](args.model, args.rounds, args.prompts)
     for name, row in rows.items():
         print(name, *(f"{key} {value:.4g}" for key, value in row.items()), sep=" | ", flush=True)
     if args.result:
-        command = f"python benchmarks/bench_switches.py --rounds {args.rounds}"
-        document = {"date": time.strftime("%Y-%m-%d"), "command": command, "rows": rows}
+        command = f"python benchmarks/{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
+        machine = f"load average {os.getloadavg()[0]:.1f} at the end"
+        date = time.strftime("%Y-%m-%d")
+        document = {"machine": machine, "date": date, "command": command, "rows": rows}
         args.result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
