@@ -128,8 +128,8 @@ def optimize(
         api_key: API key of the server.
         start_timeout: Maximum time for a start (default: 10m).
         compile_cache: Where compiled kernels are kept from start to start: a folder, for --docker
-            also volume:NAME; for a copy on Kubernetes pvc:CLAIM or host:/FOLDER (default: where
-            the server keeps them).
+            also volume:NAME; for a copy on Kubernetes pvc:CLAIM or host:/FOLDER; or none
+            (default: a volume for --docker, else where the server keeps them).
         observer: Called with every progress event; `print` shows them as lines.
         settings: Engine settings to start from.
 

@@ -247,9 +247,9 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
         str | None,
         About(
             "Where compiled kernels are kept from start to start: a folder, for --docker also "
-            "volume:NAME; for a copy on Kubernetes pvc:CLAIM or host:/FOLDER.",
+            "volume:NAME; for a copy on Kubernetes pvc:CLAIM or host:/FOLDER; or none.",
             metavar="PLACE",
-            unset="where the server keeps them",
+            unset="a volume for --docker, else where the server keeps them",
             ambient=False,
             since="0.3",
         ),

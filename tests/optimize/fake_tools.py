@@ -332,6 +332,8 @@ def docker(state: State, words: list[str]) -> str:
 
 
 def docker_run(state: State, rest: list[str]) -> str:
+    if "--rm" in rest:
+        return "" if "chmod" in rest else sys.exit("only chmod ends at once")
     image = state["image"]["RepoTags"][0]
     options, arguments = rest[: rest.index(image)], rest[rest.index(image) + 1 :]
     name = options[options.index("--name") + 1]

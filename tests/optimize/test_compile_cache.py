@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.errors import BadInput
 from ridgeline.optimize.drivers.base import Change
-from ridgeline.optimize.drivers.compile_cache import MOUNTED_AT, CompileCache
+from ridgeline.optimize.drivers.compile_cache import MOUNTED_AT, CompileCache, mounts_a_cache
 from ridgeline.optimize.drivers.docker import DockerContainer
 from ridgeline.optimize.drivers.kubernetes.copy import copy_manifest
 from ridgeline.optimize.drivers.slurm import SlurmDriver
@@ -90,7 +90,7 @@ def test_server_keeps_its_own_cache_without_the_option(tmp_path: Path) -> None:
 
 def words_of_run(control: DockerContainer, cache: str) -> str:
     control.keep_compiled(CompileCache(cache, load_server_flags()["vllm"].compile_cache))
-    return shlex.join(control.change_commands(Change((), ("vllm", "serve", "m")))[1].words)
+    return shlex.join(control.change_commands(Change((), ("vllm", "serve", "m")))[-1].words)
 
 
 def test_container_mounts_a_folder_or_a_volume(place: Place) -> None:
@@ -107,6 +107,44 @@ def test_container_mounts_a_folder_or_a_volume(place: Place) -> None:
     assert theirs.stat().st_mode & 0o777 == 0o700, "only a folder that was made here is opened"
     text = words_of_run(control, "volume:kernels")
     assert f"--mount type=volume,source=kernels,target={MOUNTED_AT}" in text
+
+
+def test_container_without_a_cache_gets_a_volume(place: Place) -> None:
+    said: list[str] = []
+    _, driver = open_driver(in_docker(place), place.folder, said.append)
+    stop, start = driver.plan(["--seed=1"])
+    assert "stop" in stop.words
+    assert f"type=volume,source=ridgeline-compile-vllm,target={MOUNTED_AT}" in start.words
+    assert "--compile-cache none" in said[0]
+    server = msgspec.structs.replace(in_docker(place), compile_cache="none")
+    assert MOUNTED_AT not in str(open_driver(server, place.folder, print)[1].plan(["--seed=1"]))
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_cache"),
+    [
+        ("/opt/app/.cache", True),
+        ("/opt/app/.cache/vllm", True),
+        ("/opt/app/.triton/", True),
+        ("/opt/app/.cache/huggingface", False),
+        ("/models", False),
+    ],
+)
+def test_cache_that_a_container_mounts_is_kept(folder: str, is_cache: bool) -> None:
+    assert mounts_a_cache(["/data", folder]) == is_cache
+
+
+def test_volume_is_opened_to_a_user_who_is_not_root(place: Place) -> None:
+    control = docker_with(place)
+    state = place.state["containers"]
+    state["vllm"]["document"]["Config"]["User"] = "1000:1000"
+    place.write(containers=state)
+    control.read_command()
+    text = words_of_run(control, "volume:kernels")
+    opened = control.change_commands(Change((), ("vllm", "serve", "m")))[0]
+    assert "--user 1000:1000" in text
+    assert opened.words[-2:] == ("1777", MOUNTED_AT)
+    assert "--user 0:0 --entrypoint chmod" in shlex.join(opened.words)
 
 
 @pytest.mark.slow
@@ -171,6 +209,11 @@ def test_process_needs_a_folder(cache: str, tmp_path: Path) -> None:
 def test_pod_needs_what_outlives_it(cache: str) -> None:
     with pytest.raises(BadInput, match="outlives a pod"):
         CompileCache(cache, {}).volume_of_pod()
+
+
+def test_process_always_keeps_its_kernels() -> None:
+    with pytest.raises(BadInput, match="where the server does"):
+        RestartableServer(url=URL, restart_cmd="vllm serve m {port} {flags}", compile_cache="none")
 
 
 def test_deployment_that_is_changed_in_place_keeps_its_own_cache() -> None:

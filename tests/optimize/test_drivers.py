@@ -350,7 +350,7 @@ from ridgeline.optimize.drivers import in_place
 from ridgeline.workflows.optimize.server_driver import RestartableServer, open_driver
 in_place.POLL_S = 0.05
 folder = Path({folder!r})
-driver = open_driver({server}, folder, print)[1].__enter__()
+driver = open_driver({server}, folder, lambda line: None)[1].__enter__()
 driver.configure(["--max-num-seqs", "64"], folder / "log").start()
 print("applied", flush=True)
 signal.pause()
@@ -409,7 +409,7 @@ def test_container_is_made_again_with_everything_it_has(place: Place) -> None:
     ):
         assert option in text
     assert "0123" not in text and "secret" not in text and "--env PATH" not in text
-    assert row["document"]["Config"]["Env"] == ["HF_TOKEN=secret"]
+    assert row["document"]["Config"]["Env"][0] == "HF_TOKEN=secret"
     assert row["words"] == ["vllm", "serve", *place.words[:-1], "64"]
 
 

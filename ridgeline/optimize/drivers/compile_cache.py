@@ -2,13 +2,15 @@
 
 A start compiles and tunes kernels for minutes, and finds them again in a folder that an environment
 variable names. A process keeps it in the home directory, which outlives it; a container and a pod
-lose it with their files. A variable that the server has already is left as it is, so that a cache
-which someone filled before is used.
+lose it with their files. A container therefore gets a volume unless it mounts a cache already; a
+pod needs a claim or a folder of the node, which only the user can name. A variable that the server
+has already is left as it is, so that a cache which someone filled before is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,8 +21,13 @@ MOUNTED_AT = "/var/cache/ridgeline-compile"
 LITERAL = "="
 """Begins a value that is no folder's name, such as a switch."""
 
-_MODE = 0o1777  # the container's user may be another one
+NONE = "none"
+"""The option's value for no cache where there would be one."""
+
+OPEN_MODE = 0o1777  # the container's user may be another one
 _VOLUME, _CLAIM, _HOST = "volume:", "pvc:", "host:"
+_COMPILER = "TRITON_CACHE_DIR"  # of servers that compile at a start
+_THEIRS = re.compile(r"/\.cache(/(?!huggingface)[^/]+)?/?$|/\.triton/?$")
 
 
 class CompileCache(msgspec.Struct, frozen=True):
@@ -37,6 +44,16 @@ class CompileCache(msgspec.Struct, frozen=True):
             if name not in present
         }
 
+    @property
+    def is_worthwhile(self) -> bool:
+        """Whether the server compiles for long enough that losing the kernels matters."""
+        return _COMPILER in self.variables
+
+    @property
+    def volume(self) -> str | None:
+        """The name of the volume that holds it; None for another place."""
+        return self.place.removeprefix(_VOLUME) if self.place.startswith(_VOLUME) else None
+
     def folder(self) -> Path:
         """The folder on this machine, made if it is missing. Raises BadInput for another place."""
         self._refuse(_VOLUME, _CLAIM, _HOST)
@@ -47,12 +64,12 @@ class CompileCache(msgspec.Struct, frozen=True):
     def mount_of_container(self) -> str:
         """The value of docker's `--mount`. Raises BadInput for a place in a cluster."""
         self._refuse(_CLAIM, _HOST)
-        if self.place.startswith(_VOLUME):
-            return f"type=volume,source={self.place.removeprefix(_VOLUME)},target={MOUNTED_AT}"
+        if self.volume is not None:
+            return f"type=volume,source={self.volume},target={MOUNTED_AT}"
         is_new = not Path(self.place).expanduser().exists()
         path = self.folder()
         if is_new:  # the rights of a folder that someone else made are theirs to set
-            path.chmod(_MODE)
+            path.chmod(OPEN_MODE)
         return f"type=bind,source={path},target={MOUNTED_AT}"
 
     def volume_of_pod(self) -> dict[str, object]:
@@ -76,3 +93,13 @@ class CompileCache(msgspec.Struct, frozen=True):
                 fix="a folder; volume:NAME for --docker; pvc:CLAIM or host:/FOLDER for a copy on "
                 "Kubernetes",
             )
+
+
+def volume_for(container: str) -> str:
+    """The place of a container's cache if the user names none."""
+    return f"{_VOLUME}ridgeline-compile-{container}"
+
+
+def mounts_a_cache(destinations: Iterable[str]) -> bool:
+    """Whether a container's mounts include the folders in which servers keep compiled kernels."""
+    return any(_THEIRS.search(path) for path in destinations)

@@ -15,13 +15,19 @@ from typing import Any
 
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
-from ridgeline.optimize.drivers.compile_cache import MOUNTED_AT, CompileCache
+from ridgeline.optimize.drivers.compile_cache import (
+    MOUNTED_AT,
+    OPEN_MODE,
+    CompileCache,
+    mounts_a_cache,
+)
 from ridgeline.optimize.drivers.shell import run
 
 PROGRAMS = ("docker", "podman")
 STOP_S = 60
 LABEL = "ridgeline.former"
 LOG_LINES = "60"
+_ROOT = ("", "0", "root")
 _VALUES = {
     "IpcMode": "--ipc",
     "PidMode": "--pid",
@@ -96,8 +102,23 @@ class DockerContainer:
         cache.mount_of_container()
         self._cache = cache
 
+    @property
+    def keeps_its_kernels(self) -> bool:
+        """Whether it mounts a cache of compiled kernels already."""
+        return mounts_a_cache(row["Destination"] for row in self._document.get("Mounts") or ())
+
     def change(self, change: Change) -> None:
         self._remove_candidate()
+        for command in self._open_volume():
+            try:
+                run(command.words)
+            except CannotRun as error:
+                raise CannotRun(
+                    "the volume of compiled kernels cannot be opened to the container's user: "
+                    f"{error.what}",
+                    value=error.value,
+                    fix="--compile-cache with a folder that this user can write, or none",
+                ) from None
         run((self._program, "stop", "-t", str(STOP_S), self._container), timeout_s=2 * STOP_S)
         own = dict(_environment(self._document, self._image))
         run(self._run_words(change), env={**own, **self._cache_variables})
@@ -119,6 +140,7 @@ class DockerContainer:
 
     def change_commands(self, change: Change) -> list[Shell]:
         return [
+            *self._open_volume(),
             Shell((self._program, "stop", "-t", str(STOP_S), self._container)),
             Shell(self._run_words(change)),
         ]
@@ -159,6 +181,16 @@ class DockerContainer:
         image = self._document["Config"]["Image"]
         head = (self._program, "run", "--detach", "--name", self._candidate)
         return (*head, "--label", f"{LABEL}={self._container}", *options, image, *arguments)
+
+    def _open_volume(self) -> list[Shell]:
+        """What lets a user who is not root write into the volume of compiled kernels."""
+        user = str(self._document["Config"].get("User") or "")
+        if self._cache is None or self._cache.volume is None or user.split(":")[0] in _ROOT:
+            return []
+        head = (self._program, "run", "--rm", "--user", "0:0", "--entrypoint", "chmod")
+        mount = ("--mount", self._cache.mount_of_container())
+        image = self._document["Config"]["Image"]
+        return [Shell((*head, *mount, image, f"{OPEN_MODE:o}", MOUNTED_AT))]
 
     def _remove_candidate(self) -> None:
         document = self._try_inspect(self._candidate)

@@ -11,7 +11,7 @@ import msgspec
 from ridgeline.config.rules import WAYS_TO_APPLY
 from ridgeline.errors import BadInput
 from ridgeline.optimize.drivers.base import Driver, Report, ServerControl
-from ridgeline.optimize.drivers.compile_cache import CompileCache
+from ridgeline.optimize.drivers.compile_cache import NONE, CompileCache, volume_for
 from ridgeline.optimize.drivers.docker import DockerContainer
 from ridgeline.optimize.drivers.in_place import InPlaceDriver, Readiness
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
@@ -23,6 +23,11 @@ from ridgeline.optimize.external.server_flags import (
     spell_out,
 )
 from ridgeline.workflows.evaluate.eval_command import check_command
+
+LOST_KERNELS = (
+    "compiled kernels are lost with each pod of the copy; --compile-cache pvc:CLAIM or "
+    "host:/FOLDER keeps them"
+)
 
 
 class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +47,7 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     in place of the model. `candidate_drafters`: heads and draft models to speculate with, as
     `eagle3:CHECKPOINT`. `candidate_commands`: to try in place of `restart_cmd`.
     `compile_cache`: where compiled kernels are kept from start to start (None: where the server
-    keeps them).
+    keeps them, and for a container that mounts no cache a volume of its name; "none": nowhere).
     """
 
     url: str
@@ -91,6 +96,12 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
                         value=self.url,
                     )
         is_in_place = self.kubernetes is not None and not is_copied(self.url)
+        if self.compile_cache == NONE and self.docker is None and self.kubernetes is None:
+            raise BadInput(
+                "--compile-cache none is for containers and pods: a process keeps its kernels "
+                "where the server does",
+                value=flags[0] if flags else None,
+            )
         if self.compile_cache is not None and is_in_place:
             raise BadInput(
                 "--compile-cache needs a copy: in place only the server's arguments change",
@@ -127,12 +138,13 @@ def open_driver(
         cache = _cache(server, copy.command.command)
         if cache is not None:
             copy.keep_compiled(cache)
+        elif _compiles(server, copy.command.command):
+            report(LOST_KERNELS)
         return copy.command, copy
     control = _control(server, folder)
     command = _command(server, f"{shlex.join(control.read_command())} {{flags}}")
-    cache = _cache(server, command.command)
-    if cache is not None and isinstance(control, DockerContainer):
-        control.keep_compiled(cache)
+    if isinstance(control, DockerContainer):
+        _keep_compiled(server, control, command.command, report)
     restore = RestoreScript(folder / RESTORE_SCRIPT)
     return command, InPlaceDriver(control, command, readiness, restore, report)
 
@@ -147,11 +159,33 @@ def cluster_rights(server: RestartableServer) -> str:
 
 
 def _cache(server: RestartableServer, command: str) -> CompileCache | None:
-    """The cache of compiled kernels of the server that a command line starts."""
-    if server.compile_cache is None:
+    """The cache of compiled kernels that the user names, of the server that a command starts."""
+    if server.compile_cache in (None, NONE):
         return None
     flags = server_flags_for(command, server.server)
-    return CompileCache(server.compile_cache, flags.compile_cache)
+    return CompileCache(str(server.compile_cache), flags.compile_cache)
+
+
+def _compiles(server: RestartableServer, command: str) -> bool:
+    """Whether the server loses minutes with its kernels, and the user did not ask to lose them."""
+    variables = server_flags_for(command, server.server).compile_cache
+    return server.compile_cache is None and CompileCache("", variables).is_worthwhile
+
+
+def _keep_compiled(
+    server: RestartableServer, control: DockerContainer, command: str, report: Report
+) -> None:
+    """Give the containers that are tried the cache that the user names, or a volume."""
+    cache = _cache(server, command)
+    if cache is None and _compiles(server, command) and not control.keeps_its_kernels:
+        variables = server_flags_for(command, server.server).compile_cache
+        cache = CompileCache(volume_for(str(server.docker)), variables)
+        report(
+            f"compiled kernels are kept from trial to trial in the volume {cache.volume}, which "
+            "stays; --compile-cache none loses them"
+        )
+    if cache is not None:
+        control.keep_compiled(cache)
 
 
 def _cache_variables(server: RestartableServer, command: str) -> dict[str, str]:
