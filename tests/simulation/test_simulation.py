@@ -30,6 +30,11 @@ def test_batches_survive_every_death_of_the_server(seed: int) -> None:
     simulate_batches(seed)
 
 
+def test_an_engine_may_die_after_the_last_client_has_left() -> None:
+    """The server notices up to a tenth of a second later, and stops then."""
+    assert "the scheduler breaks" in "\n".join(simulate(200177).trace)
+
+
 @pytest.mark.parametrize("seed", [3, 4, 17])
 def test_a_seed_repeats_its_run(seed: int) -> None:
     assert simulate(seed).trace == simulate(seed).trace
