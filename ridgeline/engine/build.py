@@ -58,6 +58,7 @@ from ridgeline.engine.tokenization import (
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.modelspec.cost.kv_layout import kv_layout
+from ridgeline.modelspec.cost.step import prompt_logprob_tokens
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -265,6 +266,7 @@ def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = No
         shares_prefixes=not has_states(resolved.spec),
         kv_layout=kv_layout(resolved.spec),
         kv_eviction=resolved.kv_eviction_config,
+        prompt_logprob_tokens=prompt_logprob_tokens(resolved.spec),
     )
     return Scheduler(
         limits,

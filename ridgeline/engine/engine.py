@@ -329,17 +329,17 @@ class Engine:
     ) -> Future[Sequence[float]]:
         """The last layer's states of T tokens, pooled into one vector of hidden_size numbers.
 
-        Runs on the engine thread without the KV cache. Between two steps, at most as many tokens
-        are computed as a step may have, on a CPU 128, of one text; accounts take turns. A text
-        counts in the queue limits until it begins. Raises BadInput for an invalid token id,
-        EngineFull or EngineUnavailable.
+        Runs on the engine thread without the KV cache. Between two steps, at most half as many
+        tokens are computed as a step may have, on a CPU 128, of one text, and the next step has
+        that many fewer; accounts take turns. A text counts in the queue limits until it begins.
+        Raises BadInput for an invalid token id, EngineFull or EngineUnavailable.
         """
         check_tokens(tokens, self.resolved.spec.vocab_size)
-        piece_tokens = self.resolved.max_num_batched_tokens
+        piece_tokens = max(1, self.resolved.max_num_batched_tokens // 2)
         if self.resolved.device == "cpu":
             piece_tokens = min(piece_tokens, CPU_PIECE_TOKENS)
         pieces = _pooled(self._runner, tuple(tokens), pooling, piece_tokens)
-        return self._loop.call_in_pieces(pieces, num_tokens=len(tokens), account=account)
+        return self._loop.call_in_pieces(pieces, len(tokens), account, piece_tokens)
 
     # -- monitoring
 

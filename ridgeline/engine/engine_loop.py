@@ -98,6 +98,8 @@ class _Call:
     pieces: Generator[None, None, Any]
     future: Future[Any]
     account: str
+    num_tokens: int = 0  # to compute
+    piece_tokens: int = 0
     has_begun: bool = False
 
     def run_piece(self) -> bool:
@@ -160,6 +162,7 @@ class EngineLoop:
         self._subscriptions: dict[str, _Subscription] = {}
         self._open, self._error = True, "the engine is closed"
         self._death: str | None = None
+        self._num_extra_tokens = 0  # tokens that calls computed since the last step
         self._num_failures = self._total_failures = self._num_nan_logits = 0
         self._due_since_s: float | None = None  # work is due and no step has finished since then
         self._thread = threading.Thread(
@@ -203,9 +206,15 @@ class EngineLoop:
         return self.call_in_pieces(_one_piece(function), num_tokens)
 
     def call_in_pieces(
-        self, pieces: Generator[None, None, T], num_tokens: int = 0, account: str = ""
+        self,
+        pieces: Generator[None, None, T],
+        num_tokens: int = 0,
+        account: str = "",
+        piece_tokens: int | None = None,
     ) -> Future[T]:
         """As `call`, for work that may be long: a step may run at each of its yields.
+
+        The step after a piece, of at most `piece_tokens`, computes that much less.
 
         It counts in the queue limits until its first piece. Calls of several accounts take turns;
         one that has begun is finished first.
@@ -213,7 +222,8 @@ class EngineLoop:
         future: Future[T] = Future()
         with self._wake:
             self._check_open()
-            call = _Call(next(self._call_ids), pieces, future, account)
+            per_piece = num_tokens if piece_tokens is None else piece_tokens
+            call = _Call(next(self._call_ids), pieces, future, account, num_tokens, per_piece)
             self.queue_limiter.admit(call.id, num_tokens, None, self.clock(), account)
             future.add_done_callback(lambda _: self._forget(call))
             self._calls.append(call)
@@ -324,7 +334,7 @@ class EngineLoop:
     def step(self) -> None:
         """Plan, run, commit, and deliver the events."""
         began_s = self.clock()
-        plan = self.scheduler.plan(began_s)
+        plan = self.scheduler.plan(began_s, self._num_extra_tokens)
         stats, planned_s = self.scheduler.stats(), self.clock()
         result = self._run(plan)
         done_s = self.clock()
@@ -354,8 +364,10 @@ class EngineLoop:
         """Run a piece of the next call, if there is one."""
         with self._wake:
             call = self._next_call()
+            self._num_extra_tokens = 0 if call is None else min(call.num_tokens, call.piece_tokens)
         if call is None:
             return
+        call.num_tokens -= self._num_extra_tokens
         has_more = call.run_piece()
         with self._wake:
             if has_more and not call.future.done():

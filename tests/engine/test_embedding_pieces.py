@@ -50,13 +50,13 @@ def test_pieces_on_a_cpu_are_short(engine: Engine, monkeypatch: pytest.MonkeyPat
         resolved = msgspec.structs.replace(engine.resolved, max_num_batched_tokens=budget)
         monkeypatch.setattr(engine, "resolved", resolved)
         engine.embed(TEXT, "mean").result(10)
-    assert sizes == [64, CPU_PIECE_TOKENS]
+    assert sizes == [32, CPU_PIECE_TOKENS]
 
 
 def test_steps_run_between_the_pieces_of_a_text(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three pieces of one text, and a request that came after it: its steps are in between."""
+    """Five pieces of one text, and a request that came after it: its steps are in between."""
     order: list[str] = []
     real_run, real_pieces = engine._runner.run, engine._runner.state_pieces
 
@@ -85,7 +85,7 @@ def test_steps_run_between_the_pieces_of_a_text(
     embedding.result(10)
     thread.join()
     at = [place for place, what in enumerate(order) if what == "piece"]
-    assert len(at) == 3 and "step" in order[at[0] : at[1]] and "step" in order[at[1] : at[2]], order
+    assert len(at) == 5 and "step" in order[at[0] : at[1]] and "step" in order[at[1] : at[2]], order
 
 
 def run_in_order(loop: EngineLoop, accounts: list[str]) -> list[str]:

@@ -93,7 +93,7 @@ async def test_engine_that_fails_every_step_is_unhealthy() -> None:
 async def test_scheduler_failure_fails_every_request() -> None:
     with engine_with(lambda plan: None) as engine:
 
-        def broken(now_s: float) -> StepPlan:
+        def broken(*arguments: object) -> StepPlan:
             raise AssertionError("invariant violated")
 
         streams = [asyncio.create_task(collect(engine, [5, 6, i])) for i in range(3, 6)]

@@ -119,6 +119,7 @@ class Setup:
             aging_s=self.aging_s,
             background_tokens=self.background_tokens,
             kv_layout=self.layout,
+            prompt_logprob_tokens=(0.0, 0.6, 3.0)[self.num_blocks % 3],
         )
         cache: BlockCache = NoPrefixCache()
         if self.prefix:

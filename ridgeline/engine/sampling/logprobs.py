@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,9 +50,20 @@ def _chunk(logits_PV: Tensor, tokens: Sequence[int], k: int) -> Iterator[TokenLo
 
 def _ranks(logits_PV: Tensor, token_P1: Tensor, own_P1: Tensor) -> Tensor:
     """1 + the number of tokens before it in the order (logit falling, id rising)."""
-    id_V = torch.arange(logits_PV.shape[1], device=logits_PV.device)
-    before = (logits_PV > own_P1) | ((logits_PV == own_P1) & (id_V < token_P1))
-    return before.sum(1) + 1
+    larger_P = _count(logits_PV > own_P1)
+    tied_P = _count(logits_PV >= own_P1) - larger_P != 1
+    if bool(tied_P.any()):
+        id_V = torch.arange(logits_PV.shape[1], device=logits_PV.device)
+        is_before = (logits_PV[tied_P] == own_P1[tied_P]) & (id_V < token_P1[tied_P])
+        larger_P[tied_P] += _count(is_before)
+    return larger_P + 1
+
+
+def _count(mask_PV: Tensor) -> Tensor:
+    """How many are true in each row. On a CPU, numpy counts five times as fast as torch adds."""
+    if mask_PV.device.type == "cpu":
+        return torch.from_numpy(np.count_nonzero(mask_PV.numpy(), axis=1))
+    return mask_PV.sum(1)
 
 
 def _largest(logits_PV: Tensor, k: int) -> Tensor:

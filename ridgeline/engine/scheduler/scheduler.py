@@ -208,9 +208,12 @@ class Scheduler:
 
     # -- the step
 
-    def plan(self, now_s: float) -> StepPlan:
-        """Decide the next step. Pass the plan to `commit` even if it has no runs."""
-        step = self._begin_step(now_s)
+    def plan(self, now_s: float, num_extra_tokens: int = 0) -> StepPlan:
+        """Decide the next step. Pass the plan to `commit` even if it has no runs.
+
+        `num_extra_tokens` tokens were computed outside of steps since the last one.
+        """
+        step = self._begin_step(now_s, num_extra_tokens)
         for lane in self._registry.lanes:
             self._plan_lane(lane, step)
         if not step.runs and (held := [seq for seq in self._registry.running if seq.held]):
@@ -354,7 +357,7 @@ class Scheduler:
 
     # -- plan: running sequences
 
-    def _begin_step(self, now_s: float) -> StepBuilder:
+    def _begin_step(self, now_s: float, num_extra_tokens: int) -> StepBuilder:
         """Expire requests and cached blocks that are due, and start an empty step."""
         self._now_s = now_s
         self.background_budget.begin_step(now_s)
@@ -365,7 +368,7 @@ class Scheduler:
             if self._registry.groups.get(group.request.id) is group:  # otherwise it has ended
                 error = "its deadline has passed"
                 self._events += self.fail(group.request.id, error, now_s, "deadline")
-        self._step = StepBuilder(self.limits, now_s)
+        self._step = StepBuilder(self.limits, now_s, num_extra_tokens)
         return self._step
 
     def _plan_lane(self, lane: Lane, step: StepBuilder) -> None:
@@ -394,7 +397,7 @@ class Scheduler:
         # The end moves: making room for one sequence may preempt those behind it.
         while i < (end := self._registry.num_running_up_to(lane)):
             seq, later = running[i], end - i - 1
-            num_tokens = 0 if seq.held else step.budget.offer(seq.num_feedable, later)
+            num_tokens = 0 if seq.held else step.offer(seq, seq.num_computed, later)
             if num_tokens and seq.eviction is not None and not self._compact(seq, step):
                 num_tokens = 0
             if num_tokens and (reserve(seq, num_tokens) or self._make_room(seq, num_tokens, step)):
@@ -463,7 +466,7 @@ class Scheduler:
     def _append_run(
         self, seq: Sequence, num_tokens: int, step: StepBuilder, later: int = 0
     ) -> None:
-        step.budget.take(num_tokens, later)
+        step.take(seq, num_tokens, later)
         sample = self._rule.sample_point(seq) if num_tokens == seq.num_pending else None
         step.runs.append(make_run(seq, num_tokens, self.pool.block_size, sample))
 
@@ -499,10 +502,7 @@ class Scheduler:
         return [event] if stop is None else [event, self._finish(seq, *stop, self._now_s)]
 
     def _accept_drafts(self, seq: Sequence, output: RunOutput) -> list[Event]:
-        """Append sampled tokens up to the one that ends the sequence.
-
-        All but the last were drafts, so the step has computed them as well.
-        """
+        """Append sampled tokens up to the end; all but the last were drafts, and are computed."""
         events: list[Event] = []
         for i, token in enumerate(output.tokens):
             seq.num_computed += i > 0

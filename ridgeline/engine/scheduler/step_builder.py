@@ -47,15 +47,51 @@ class StepBuilder:
     rank of the highest-priority lane in which a sequence was preempted (inf: none).
     """
 
-    def __init__(self, limits: SchedulerLimits, now_s: float) -> None:
+    def __init__(self, limits: SchedulerLimits, now_s: float, num_extra_tokens: int = 0) -> None:
         tokens = limits.max_num_batched_tokens
+        if limits.chunked_prefill:  # half is left for the step, so that its prompts go on
+            tokens -= min(num_extra_tokens, tokens // 2)
         self.budget: TokenBudget = (
             ChunkedBudget(tokens) if limits.chunked_prefill else WholeBudget(tokens)
         )
+        self._prompt_logprob_tokens = limits.prompt_logprob_tokens
         self.now_s = now_s
         self.runs: list[Run] = []
         self.num_admitted = self.num_preempted = self.queried_tokens = self.hit_tokens = 0
         self.best_preempted = math.inf
+
+    def offer(self, seq: Sequence, computed: int, later: int = 0) -> int:
+        """How many of the sequence's tokens may be computed now, from position `computed` on.
+
+        A position whose prompt log-probability was requested counts for what the logits of a row
+        cost in addition to the token itself.
+        """
+        pending = seq.num_feedable + seq.num_computed - computed
+        scored = num_prompt_positions(seq, computed, computed + pending)
+        if not scored:
+            return self.budget.offer(pending, later)
+        cost = self._cost(seq, pending, computed)
+        offered = self.budget.offer(cost, later)
+        if offered >= cost:
+            return pending
+        num_tokens = int(offered / (1 + self._prompt_logprob_tokens))
+        if num_tokens >= scored:  # the tokens after the prompt are not scored
+            num_tokens = offered - (cost - pending)
+        return max(num_tokens, min(1, offered))
+
+    def take(self, seq: Sequence, num_tokens: int, later: int = 0) -> None:
+        """Use what was offered."""
+        cost = self._cost(seq, num_tokens, seq.num_computed)
+        if cost > num_tokens:  # a single row may cost more than is left
+            cost = max(num_tokens, min(cost, self.budget.left - later))
+        self.budget.take(cost, later)
+
+    def _cost(self, seq: Sequence, num_tokens: int, computed: int) -> int:
+        """Tokens of the budget that computing `num_tokens` from `computed` on uses."""
+        if seq.num_prompt_logprobs is None:
+            return num_tokens
+        scored = num_prompt_positions(seq, computed, computed + num_tokens)
+        return num_tokens + math.ceil(scored * self._prompt_logprob_tokens)
 
     @property
     def num_rows(self) -> int:

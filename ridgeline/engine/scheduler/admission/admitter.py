@@ -70,8 +70,7 @@ class Admitter:
         if seq is None:
             return None
         prefix = self._find_prefix(seq, step.now_s)
-        pending = seq.num_feedable - prefix.num_computed
-        num_tokens = step.budget.offer(pending)
+        num_tokens = step.offer(seq, prefix.num_computed)
         if not num_tokens:
             # Some policies fill slots even if the budget has no token left for this step.
             may_idle = not seq.group.started and self._policy.admits(self._queue_view(lane, step))

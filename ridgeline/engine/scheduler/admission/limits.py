@@ -25,6 +25,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     `shares_prefixes` no sequence starts from what another one computed: models with recurrent
     layers keep states that only their own sequence can continue. `kv_layout` names the groups of
     layers that have separate block tables. `kv_eviction` is the policy of requests without one.
+    `prompt_logprob_tokens` is what the log-probabilities of one prompt position cost, as a number
+    of tokens of the budget.
     """
 
     max_num_seqs: int
@@ -36,6 +38,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     shares_prefixes: bool = True
     kv_layout: KvLayout = ONE_GROUP
     kv_eviction: KvEviction | None = None
+    prompt_logprob_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
