@@ -84,11 +84,14 @@ def test_settings_without_a_flag_are_named() -> None:
         server.settings, speculative_config=Speculative(method="ngram")
     )
     files = deployment_files(msgspec.structs.replace(server, settings=drafting))
-    assert "# speculative_config=" in files["tgi.sh"]
+    assert "--speculate 4" in files["tgi.sh"]
+    assert "--speculative-algorithm NGRAM" in files["sglang.sh"]
+    assert "# speculative_config=" in files["trtllm.sh"]
     assert "--num-shard 2" in files["tgi.sh"] and "--tp-size 2" in files["sglang.sh"]
     own = ServerSettings(model="org/m", server_flags=(("--attention-backend", "FLASHINFER"),))
     files = deployment_files(msgspec.structs.replace(server, settings=own))
-    assert "# --attention-backend FLASHINFER: only vllm has it." in files["sglang.sh"]
+    assert "--attention-backend flashinfer" in files["sglang.sh"]
+    assert "# --attention-backend FLASHINFER: no equal flag of tgi is known." in files["tgi.sh"]
 
 
 def test_containers_have_the_devices_and_the_port() -> None:

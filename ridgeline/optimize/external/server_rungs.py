@@ -86,14 +86,15 @@ def server_rungs(server: str) -> tuple[Rung, ...]:
 def with_server_rungs(ladder: Ladder, flags: ServerFlags, num_devices: int | None) -> Ladder:
     """The rungs that a server has flags for, with its own and those of parallelism on its devices.
 
-    Rungs of the ladder that change a setting for which the server has no flag are left out.
+    Rungs of the ladder that change a setting for which the server has no flag, or to a value that
+    it does not take, are left out.
     """
     own = (*server_rungs(flags.name), *parallel_rungs(flags.name, num_devices))
     known = {rung.id for rung in ladder.rungs}
     possible = (
         _with_draft_length(rung, flags)
         for rung in ladder.rungs
-        if _settings_of(rung) <= {*flags.flags, FLAGS}
+        if _settings_of(rung) <= {*flags.flags, FLAGS} and _has_values(rung, flags)
     )
     return msgspec.structs.replace(
         ladder, rungs=(*possible, *(rung for rung in own if rung.id not in known))
@@ -107,6 +108,17 @@ def _with_draft_length(rung: Rung, flags: ServerFlags) -> Rung:
         return rung
     drafts = {"num_speculative_tokens": flags.draft_tokens, **drafts}
     return msgspec.structs.replace(rung, changes={**rung.changes, "speculative_config": drafts})
+
+
+def _has_values(rung: Rung, flags: ServerFlags) -> bool:
+    """Whether the server takes the values of the changes that all variants make."""
+    for name, value in rung.changes.items():
+        known = flags.flags.get(name)
+        if isinstance(value, dict):
+            value = value.get("method")
+        if isinstance(known, dict) and isinstance(value, str) and value not in known:
+            return False
+    return True
 
 
 def _settings_of(rung: Rung) -> set[str]:

@@ -19,10 +19,11 @@ from typing import Any
 import msgspec
 import yaml
 
-from ridgeline.config.settings import Settings
+from ridgeline.config.settings import Settings, Speculative
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.external.server_flags import ServerFlags, load_server_flags
 from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS
+from ridgeline.optimize.output.flag_translation import lookup_words, translate_flags
 from ridgeline.optimize.server_settings import flags_of
 
 COMPOSE, KUBERNETES = "compose.yaml", "kubernetes.yaml"
@@ -49,6 +50,12 @@ STARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 DEPLOYMENT_FILES = (COMPOSE, KUBERNETES, *OWN_FILES.values(), *(f"{kind}.sh" for kind in STARTS))
 """Every file that `deployment_files` may write."""
+_MEMORY = (
+    "--gpu-memory-utilization",
+    "--mem-fraction-static",
+    "--kv_cache_free_gpu_memory_fraction",
+    "--cuda-memory-fraction",
+)
 _MODEL_FLAGS = ("--model", "--model-path", "--model-id", "-m")
 _TRTLLM_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -247,7 +254,7 @@ def _other(server: TunedServer, kind: str) -> str:
         f"Translated from the settings found on {server.kind}; measure before you rely on it.",
     ]
     defaults = msgspec.convert({"model": server.model, **flags.defaults}, Settings, strict=False)
-    for name in flags.flags.keys() | _set_names(server.settings):
+    for name in sorted(flags.flags.keys() | _set_names(server.settings)):
         value, default = getattr(server.settings, name), getattr(defaults, name)
         if value is None or value == default or name == "model":
             continue
@@ -255,8 +262,11 @@ def _other(server: TunedServer, kind: str) -> str:
         try:
             words += flags.words(msgspec.structs.replace(start, **{name: value}), start)
         except CannotRun:
-            notes.append(f"{name}={_shown(value)}: {kind} has no flag for it.")
-    words += _parallel_words(server, kind, notes)
+            drafts = _lookup(value, kind, server.kind)
+            words += drafts or []
+            if drafts is None:
+                notes.append(f"{name}={_shown(value)}: {kind} has no flag for it.")
+    words += _other_words(server, kind, notes)
     comments = "".join(f"# {note}\n" for note in notes)
     return f"#!/bin/sh\n{comments}exec {shlex.join(words)}\n"
 
@@ -267,19 +277,36 @@ def _set_names(settings: Settings) -> set[str]:
     return {name for name in names if getattr(settings, name) is not None}
 
 
-def _parallel_words(server: TunedServer, kind: str, notes: list[str]) -> list[str]:
-    """Parallelism in the other server's flags; a note for every other flag of this one."""
+def _lookup(value: object, kind: str, server: str) -> list[str] | None:
+    """The other server's flags for n-gram speculation, where they are no setting of it."""
+    if not isinstance(value, Speculative) or value.method != "ngram":
+        return None
+    drafts = value.num_speculative_tokens or load_server_flags()[server].draft_tokens
+    return None if drafts is None else lookup_words(kind, drafts)
+
+
+def _other_words(server: TunedServer, kind: str, notes: list[str]) -> list[str]:
+    """Parallelism and flags in the other server's words; a note for every flag that it lacks."""
     own = PARALLEL_FLAGS.get(server.kind, (None, None))
     other = PARALLEL_FLAGS.get(kind, (None, None))
     names = dict(zip(own, other, strict=True))
     words: list[str] = []
+    rest: list[tuple[str, str]] = []
     for flag, value in flags_of(server.settings):
         translated = names.get(flag)
-        if translated is not None:
-            words += [translated, value]
+        if translated is None:
+            rest.append((flag, value))
         else:
-            notes.append(f"{flag} {value}".rstrip() + f": only {server.kind} has it.")
-    return words
+            words += [translated, value]
+    sizes = dict(flags_of(server.settings))
+    replicas, tp = (sizes.get(str(flag), "1") for flag in (own[1], own[0]))
+    more, left = translate_flags(rest, server.kind, kind, int(tp) if replicas == "1" else None)
+    for flag, value in left:
+        why = f"no equal flag of {kind} is known"
+        if flag in _MEMORY:
+            why = f"{kind} divides memory in another way, so that the number says nothing there"
+        notes.append(f"{flag} {value}".rstrip() + f": {why}.")
+    return [*words, *more]
 
 
 def _shown(value: object) -> str:
