@@ -1,7 +1,7 @@
 """The effect of background requests on interactive latency, interleaved.
 
-    python benchmarks/bench_lanes.py [--background-tokens N] [--ttft-ms MS] [--tpot-ms MS]
-        [--pause-ms MS] [--rounds N]
+    python benchmarks/bench_lanes.py [--model demo] [--background-tokens N] [--ttft-ms MS]
+        [--tpot-ms MS] [--pause-ms MS] [--rounds N]
 
 Three arms on one engine: interactive requests alone; with batch requests in the background lane;
 with the same batch requests as ordinary requests. Interactive requests are sent one after another,
@@ -107,6 +107,7 @@ def slo_attainment(times: RoundTimes, slo: Slo) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="demo")
     parser.add_argument("--background-tokens", type=int, help="default: derived")
     parser.add_argument("--ttft-ms", type=float, help="latency limit of interactive requests")
     parser.add_argument("--tpot-ms", type=float, help="latency limit of interactive requests")
@@ -125,7 +126,7 @@ def main() -> None:
                 rounds[arm].append(await run_round(engine, background, numbers, slo, pause_s))
 
     settings = {"max_num_seqs": 16, "background_tokens": given.background_tokens}
-    with Engine.open("demo", **settings) as engine:
+    with Engine.open(given.model, **settings) as engine:
         asyncio.run(measure(engine))
         print(engine.info.derivations["background_tokens"])
     print(f"{'':11} {'ttft p50':>9} {'p95':>8} {'itl p50':>9} {'p95':>8}    SLO   batch tok/s")

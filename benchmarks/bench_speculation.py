@@ -19,8 +19,9 @@ disturbs less, and the controller decides by it too.
 Workloads: `edit` (source is to be repeated with a change: much of the answer is in the prompt),
 `rename` (likewise, with a name renamed),
 `question` (a document, then a question on it), `chat` (held-out user messages in the model's chat
-template), `free` (held-out text goes on, sampled at 0.8 with a seed: little repeats). Each with
-greedy decoding but the last. Prompts are cut from the held-out texts that ship with Ridgeline and
+template), `talk` (likewise, sampled at 1 without a seed, so that drafts are judged by rejection
+sampling), `free` (held-out text goes on, sampled at 0.8 with a seed: little repeats). The others
+are decoded greedily. Prompts are cut from the held-out texts that ship with Ridgeline and
 differ from sequence to sequence. `booked` and `predicted` are the controller's own account of the
 same steps: the gain that it saw, and that it expected.
 """
@@ -185,6 +186,8 @@ def renamed(piece: str, new: str) -> tuple[str, str]:
 
 
 def sampling_of(workload: str, tokens: int) -> Sampling:
+    if workload == "talk":
+        return Sampling(temperature=1.0, max_tokens=tokens, ignore_eos=True)
     if workload == "free":
         return Sampling(temperature=0.8, seed=1, max_tokens=tokens, ignore_eos=True)
     return Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
@@ -257,6 +260,7 @@ def show(name: str, workload: str, batch: int, found: dict[str, float]) -> None:
         f"{found['low']:.2f}..{found['high']:.2f}  median {found['median']:.3f}, booked "
         f"{found['booked']:.3f}, predicted {found['predicted']:.2f}; "
         f"{found['drafted_per_token']:.2f} drafted per token, {found['accepted']:.0%} accepted, "
+        f"{1 / (1 - found['accepted'] * found['drafted_per_token']):.3f} tokens per step, "
         f"{found['rounds']:.0f} rounds",
         flush=True,
     )
@@ -298,6 +302,7 @@ def main() -> None:
     parser.add_argument("--draft-model", help="of draft and auto; for demo, demo-draft")
     parser.add_argument("--drafter", action="append", default=[], help="KIND=DIR: trained")
     parser.add_argument("--tree", help="a fixed tree in place of chains (medusa)")
+    parser.add_argument("--rejection-sample-method", choices=["block", "standard"])
     parser.add_argument("--depth", type=int, help="a fixed depth in place of the controller")
     args = parser.parse_args()
     if args.clock == "cpu" and args.threads != 1:
@@ -323,6 +328,8 @@ def run(args: argparse.Namespace, name: str, batch: int) -> None:
         config = {**config, "num_speculative_tokens": args.depth}
     if config and args.tree:
         config = {**config, "speculative_token_tree": args.tree}
+    if config and args.rejection_sample_method:
+        config = {**config, "rejection_sample_method": args.rejection_sample_method}
     options = {
         "num_threads": args.threads,
         "seed": 1,
@@ -338,7 +345,7 @@ def run(args: argparse.Namespace, name: str, batch: int) -> None:
         for workload in args.workloads:
             count = each * (1 + args.rounds)
             prompts: Sequence[Any] = prompts_of(workload, count)
-            if workload == "chat":
+            if workload in ("chat", "talk"):
                 prompts = chats(engine, count)
             asked = [prompts[i : i + each] for i in range(0, len(prompts), each)]
             sampling = sampling_of(workload, args.tokens)

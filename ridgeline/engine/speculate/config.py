@@ -161,7 +161,9 @@ def _check_own(asked: Speculative) -> None:
 
 
 def _check_model_named(asked: Speculative) -> None:
-    """Reject draft-model keys without a draft model."""
+    """Reject draft-model keys without a draft model, of methods that take one."""
+    if "model" not in _OWN[asked.method]:
+        return
     alone = ("quantization", "draft_sample_method", "rejection_sample_method")
     idle = [name for name in alone if getattr(asked, name) is not None]
     if asked.model is None and (idle or asked.method == "draft_model"):

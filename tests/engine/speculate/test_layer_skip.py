@@ -157,3 +157,12 @@ def test_impossible_self_drafting_configs_are_refused() -> None:
     one = resolve(settings_from({"model": "demo"})).spec
     with pytest.raises(CannotRun, match="one layer"):
         resolve_speculation(asked, msgspec.structs.replace(one, layers=one.layers[:1]), 99, {})
+
+
+@pytest.mark.parametrize("key", ["draft_sample_method", "rejection_sample_method"])
+def test_self_drafting_needs_no_model_for_its_sampling_methods(key: str) -> None:
+    value = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}[key]
+    asked = settings_from({"model": "demo", "speculative_config": {"method": "self", key: value}})
+    found = resolve_speculation(asked, resolve(settings_from({"model": "demo"})).spec, 99, {})
+    assert found is not None
+    assert getattr(found, key) == value
