@@ -4,8 +4,9 @@
         [--only engine answers pins routing schema] [--result OUT.json]
 
 Each case is measured against the same load with the defaults; cases and rounds take turns, and the
-first round, which warms up, is not counted. Engine cases run `ridgeline.bench` in this process;
-`answers`, `pins` and `schema` ask a server over HTTP, `routing` two servers behind a gateway.
+first round, which warms up, is not counted (with `--rounds 0` it is the only one). Engine cases
+run `ridgeline.bench` in this process; `answers`, `pins` and `schema` ask a server over HTTP,
+`routing` two servers behind a gateway.
 Prints, for each case, the medians of its figures and of the ratios to the defaults, with the range
 of the latter. Counts (steps, tokens per step, preemptions, shares of tokens) and CPU time hold on a
 busy machine as well; latencies and tokens per second do not.
@@ -79,7 +80,8 @@ def bench(model: str, case: Case, seed: int, prompts: int) -> Figures:
     made = ridgeline.bench(model, seed=seed, max_model_len=1024, **load, **settings)
     found, steps = made.summary, [step for step in made.run.steps if step.shapes]
     held = sum(new + old for step in steps for new, old in step.shapes)
-    slots = sum(step.used_blocks for step in steps) * made.run.engine.block_size
+    assert made.run.info
+    slots = sum(step.used_blocks for step in steps) * made.run.info.block_size
     assert found.num_ok == found.num_requests
     assert found.ttft and found.tpot and found.itl and found.occupancy
     return {
@@ -262,7 +264,7 @@ def measure_engine(model: str, rounds: int, prompts: int) -> dict[str, Figures]:
             runs[case.name].append(bench(model, case, turn, prompts))
     rows = {}
     for case in CASES:
-        own, base = runs[case.name][1:], runs[case.base][1:]
+        own, base = (runs[name][min(rounds, 1) :] for name in (case.name, case.base))
         row = {key: statistics.median(run[key] for run in own) for key in own[0]}
         for key in ("tok/s", "TTFT p95 (ms)", "TPOT p95 (ms)", "ITL p99 (ms)"):
             ratios = sorted(a[key] / b[key] for a, b in zip(own, base, strict=True))
