@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
+from ridgeline.records.request import MAX_LOGPROBS
 
 
 def id_in_use(request_id: str) -> BadInput:
@@ -31,8 +32,9 @@ def check_tokens(tokens: Collection[int], vocab_size: int, what: str = "the prom
 
 def check_sampling(sampling: Sampling, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
     """Raise BadInput for invalid token ids, or if min_tokens leaves no token to choose."""
-    if sampling.beam is not None and sampling.logprobs is not None:
-        raise BadInput("beam search cannot be combined with logprobs", fix="leave logprobs out")
+    if sampling.beam is not None and not 0 <= (sampling.logprobs or 0) <= MAX_LOGPROBS:
+        limit = f"[0, {MAX_LOGPROBS}]"
+        raise BadInput("logprobs is out of range", value=sampling.logprobs, limit=limit)
     check_tokens(sampling.logit_bias, vocab_size, "logit_bias")
     check_tokens(sampling.stop_token_ids, vocab_size, "stop_token_ids")
     check_tokens(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")

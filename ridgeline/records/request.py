@@ -61,9 +61,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     `skip_special_tokens`. The output never contains one of `bad_words`. After
     `thinking_token_budget` tokens of thinking, which `thinking_marks` enclose, the output continues
     with the forced end of the thinking. With `beam` the choices are the best outputs of a beam
-    search, which reads raw log-probabilities only. The engine fills in `bad_words_token_ids` and
-    `thinking_limit` with the tokens of its model. `kv_eviction`: which keys
-    and values stay in the cache; None: as the engine is configured.
+    search, which reads raw log-probabilities only; `logprobs` are those of each output. The engine
+    fills in `bad_words_token_ids` and `thinking_limit` with the tokens of its model. `kv_eviction`:
+    which keys and values stay in the cache; None: as the engine is configured.
     """
 
     n: int = 1
@@ -148,7 +148,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_token_rules(self) -> None:
         if any(not word.strip() for word in self.bad_words):
-            raise BadInput("a bad word is empty", fix="remove it from bad_words")
+            message = "a bad word is empty or only white space"
+            raise BadInput(message, fix="remove it from bad_words")
         budget = self.thinking_token_budget
         if budget is None:
             return
@@ -165,7 +166,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         """Beam search ranks raw log-probabilities: what changes them or the draw has no place."""
         others = {
             "temperature": not self.greedy,
-            "a penalty": self.has_penalties,
+            "penalties": self.has_penalties,
             "logit_bias": self.logit_bias,
             "structured output": self.structured is not None,
             "allowed_token_ids": self.allowed_token_ids,
@@ -174,6 +175,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             "min_tokens": self.min_tokens,
             "stop": self.stop,
             "prompt_logprobs": self.prompt_logprobs is not None,
+            "logprob_token_ids": self.logprob_token_ids,
             "kv_eviction": self.kv_eviction is not None,
         }
         named = [name for name, is_set in others.items() if is_set]

@@ -256,5 +256,7 @@ def _field_named_by(error: UserError) -> str | None:
         return "stop"
     if error.what.startswith("a bad word"):
         return "bad_words"
+    if error.what.startswith("beam search"):
+        return "use_beam_search"
     word = error.what.split(maxsplit=1)[0].partition("[")[0]
     return word if word in _REQUEST_FIELDS else None

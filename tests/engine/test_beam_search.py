@@ -148,6 +148,27 @@ def test_what_raw_scores_cannot_reflect_is_refused(fields: dict[str, Any]) -> No
         Sampling(n=2, beam=BeamSearch(), **fields)
 
 
-def test_logprobs_of_beams_are_refused(engine: Engine) -> None:
-    with pytest.raises(BadInput, match="logprobs"):
-        engine.generate([[3, 4]], sampling("default", logprobs=1))
+@pytest.mark.parametrize("num_top", [0, 1, 20])
+@pytest.mark.parametrize("name", ["default", "short"])
+def test_logprobs_are_those_of_each_output(
+    model: tuple[Any, Path], engine: Engine, name: str, num_top: int
+) -> None:
+    prompt = prompts(1, seed=num_top)[0]
+    (found,) = engine.generate([prompt], sampling(name, logprobs=num_top))
+    (plain,) = engine.generate([prompt], sampling(name))
+    for own, other in zip(found.answers, plain.answers, strict=True):
+        assert own.tokens == other.tokens
+        assert other.logprobs == () and len(own.logprobs) == len(own.tokens)
+        text = torch.tensor([[*prompt, *own.tokens]])
+        with torch.inference_mode():
+            rows_TV = model[0](text).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        for token, row_V, at in zip(own.tokens, rows_TV, own.logprobs, strict=True):
+            assert at.token == token
+            assert at.logprob == pytest.approx(float(row_V[token]), abs=1e-3)
+            assert at.rank == 1 + int((row_V > row_V[token]).sum())
+            assert [t for t, _ in at.top] == row_V.topk(num_top).indices.tolist()
+
+
+def test_logprobs_of_beams_have_the_limit_of_others(engine: Engine) -> None:
+    with pytest.raises(BadInput, match=r"logprobs is out of range.*\[0, 20\]"):
+        engine.generate([[3, 4]], sampling("default", logprobs=21))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ridgeline.config.server import ServerOptions
-from ridgeline.records import Finished, Sampling, Token, Usage
+from ridgeline.records import Event, Finished, Sampling, Token, Usage
 from ridgeline.serve.app import create_app
 from ridgeline.serve.generation.request import GenerationRequest, SchedulingParams, TokenPrompt
-from ridgeline.serve.response_cache.cache import ResponseCache, response_key
+from ridgeline.serve.response_cache.cache import ResponseCache, StoredAnswer, response_key
+from ridgeline.serve.response_cache.replay import AnswerReplay
 from ridgeline.serve.service import RESPONSE_CACHE_HEADER
 from tests.serve.fake_engine import FakeEngine
 
@@ -125,6 +128,29 @@ async def test_failed_and_expired_answers_are_not_given_again() -> None:
         await asyncio.sleep(0.1)
         late = await http.post("/v1/completions", json={**BODY, "model": model})
     assert late.headers[RESPONSE_CACHE_HEADER] == "miss"
+
+
+@pytest.mark.parametrize(("prediction", "counted"), [((), None), ((3, 4), 0)])
+async def test_a_replay_counts_the_predictions_of_its_own_request(
+    prediction: tuple[int, ...], counted: int | None
+) -> None:
+    """The answer was computed for a request with a prediction."""
+    usage = Usage(prompt_tokens=2, cached_tokens=0, completion_tokens=0)
+    drafted = msgspec.structs.replace(
+        usage, accepted_prediction_tokens=5, rejected_prediction_tokens=9
+    )
+    end = Finished(request_id="a", index=0, reason="stop", at_s=1.0, usage=drafted)
+    stored = StoredAnswer("", (msgspec.msgpack.encode([end]),), 0.0)
+    steps: list[Sequence[Event]] = []
+    terms = {"request_id": "b", "prediction": prediction}
+    await AnswerReplay(stored, lambda: 2.0).listen([1, 2], Sampling(), steps.append, **terms)
+    while not steps:
+        await asyncio.sleep(0)
+    ((found,),) = steps
+    assert isinstance(found, Finished)
+    assert found.request_id == "b"
+    assert found.usage.accepted_prediction_tokens == counted
+    assert found.usage.rejected_prediction_tokens == counted
 
 
 async def test_off_by_default() -> None:

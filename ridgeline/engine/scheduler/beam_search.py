@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ridgeline.records import BeamSearch, FinishReason
+from ridgeline.records import BeamSearch, FinishReason, TokenLogprobs
 
 
 class Continuation(NamedTuple):
@@ -34,18 +34,20 @@ class Continuation(NamedTuple):
 
 
 class FinishedOutput(NamedTuple):
-    """A complete output; `score` is penalised by its length."""
+    """A complete output; `score` is penalised by its length, `logprobs` are there on request."""
 
     score: float
     tokens: tuple[int, ...]
     reason: FinishReason
     stop_reason: int | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class BeamState:
     """The beams of one request by choice index, and its finished outputs, best first.
 
-    `max_tokens` bounds the output. `eos` and `stops` end it; the latter are reported.
+    `max_tokens` bounds the output. `eos` and `stops` end it; the latter are reported. With
+    `num_logprobs`, outputs have the log-probabilities of their tokens and of as many likeliest.
     """
 
     def __init__(
@@ -55,13 +57,18 @@ class BeamState:
         max_tokens: int,
         eos: Collection[int],
         stops: Collection[int],
+        num_logprobs: int | None = None,
     ) -> None:
         self.width, self._params, self._max_tokens = width, params, max_tokens
         self._eos, self._stops = frozenset(eos), frozenset(stops)
         self.num_candidates = max(2, 1 + len(self._eos | self._stops)) * width
+        self.num_top = max(self.num_candidates, num_logprobs or 0)
+        self._num_logprobs = num_logprobs
+        self._logprobs: dict[int, tuple[TokenLogprobs, ...]] = {0: ()}
         self.finished: list[FinishedOutput] = []
         self.scores: dict[int, float] = {0: 0.0}
         self._results: dict[int, tuple[tuple[int, float], ...]] = {}
+        self._ranked_results = self._results  # those of the last step
         self._can_improve, self._num_steps = True, 0
 
     def record(self, index: int, top: tuple[tuple[int, float], ...]) -> None:
@@ -79,7 +86,8 @@ class BeamState:
         `outputs`: the output of each beam so far.
         """
         ranked = self._ranked()
-        self._results, self._num_steps = {}, self._num_steps + 1
+        self._ranked_results, self._results = self._results, {}
+        self._num_steps += 1
         ends = [self._end_of(own.token) for own in ranked]
         living = [own for own, end in zip(ranked, ends, strict=True) if end is None]
         living = living[: self.width]
@@ -92,9 +100,19 @@ class BeamState:
             return []
         return living
 
-    def follow(self, scores: Mapping[int, float]) -> None:
+    def follow(self, beams: Mapping[int, Continuation]) -> None:
         """The beams of the next step by choice index."""
-        self.scores = dict(scores)
+        self._logprobs = {index: self._logprobs_of(own) for index, own in beams.items()}
+        self.scores = {index: own.score for index, own in beams.items()}
+
+    def _logprobs_of(self, own: Continuation) -> tuple[TokenLogprobs, ...]:
+        """Of the output with its last token; empty unless they were requested."""
+        if self._num_logprobs is None:
+            return ()
+        top = self._ranked_results[own.parent]
+        place = next(i for i, (token, _) in enumerate(top) if token == own.token)
+        last = TokenLogprobs(own.token, top[place][1], place + 1, top[: self._num_logprobs])
+        return (*self._logprobs[own.parent], last)
 
     @property
     def _is_full(self) -> bool:
@@ -124,7 +142,8 @@ class BeamState:
         stop_reason: int | None,
     ) -> None:
         score = own.score / self._num_steps**self._params.length_penalty
-        self.finished.append(FinishedOutput(score, tokens, reason, stop_reason))
+        logprobs = self._logprobs_of(own)
+        self.finished.append(FinishedOutput(score, tokens, reason, stop_reason, logprobs))
         self.finished.sort(key=lambda output: -output.score)
         del self.finished[self.width :]
 

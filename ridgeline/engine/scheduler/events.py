@@ -42,7 +42,11 @@ def beam_events(group: SequenceGroup, at_s: float) -> list[Event]:
     events: list[Event] = []
     for index, output in enumerate(group.beams.finished):
         own: dict[str, Any] = {"request_id": group.request.id, "index": index, "at_s": at_s}
-        events += [Token(token=token, text="", **own) for token in output.tokens]
+        logprobs = output.logprobs or (None,) * len(output.tokens)
+        events += [
+            Token(token=token, text="", logprobs=values, **own)
+            for token, values in zip(output.tokens, logprobs, strict=True)
+        ]
         usage = group.usage(len(output.tokens))
         reason, stop_reason = output.reason, output.stop_reason
         events.append(Finished(reason=reason, stop_reason=stop_reason, usage=usage, **own))

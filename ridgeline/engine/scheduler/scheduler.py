@@ -536,25 +536,27 @@ class Scheduler:
         beams.follow(self._continue_beams(group, living))
         return []
 
-    def _continue_beams(self, group: SequenceGroup, living: list[Continuation]) -> dict[int, float]:
-        """Drop the beams that nothing continues and fork the others; the scores by index."""
+    def _continue_beams(
+        self, group: SequenceGroup, living: list[Continuation]
+    ) -> dict[int, Continuation]:
+        """Drop the beams that nothing continues and fork the others; the beams by index."""
         for index in group.live.keys() - {own.parent for own in living}:
             self._tables.release(group.live[index], self._now_s)
             self._registry.remove(group.live[index])
-        scores: dict[int, float] = {}
+        beams: dict[int, Continuation] = {}
         parents = {own.parent: group.live[own.parent] for own in living}
-        for score, parent, token in living:
-            seq, index = parents[parent], parent
-            if index in scores:  # another token continues the parent's own sequence
+        for own in living:
+            seq, index = parents[own.parent], own.parent
+            if index in beams:  # another token continues the parent's own sequence
                 index = self._registry.add_choice(group)
                 self._fork(seq, index, seq.num_known)
-            scores[index] = score
-            group.live[index].tokens[-1] = token
+            beams[index] = own
+            group.live[index].tokens[-1] = own.token
         for seq in parents.values():
             seq.held = False
             if seq.state is State.WAITING:  # preempted while it was held
                 self._registry.enqueue_resuming(seq)
-        return scores
+        return beams
 
     def _fork_unforked(self, leader: Sequence) -> None:
         """The prompt is computed: fork the remaining choices of the request from it."""

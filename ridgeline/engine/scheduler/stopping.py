@@ -53,7 +53,8 @@ class StopRule:
         room = self._max_model_len - len(request.prompt)
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         eos = () if sampling.ignore_eos else self._eos
-        return BeamState(params, sampling.n, max_tokens, eos, sampling.stop_token_ids)
+        stops = sampling.stop_token_ids
+        return BeamState(params, sampling.n, max_tokens, eos, stops, sampling.logprobs)
 
     def max_useful_drafts(self, seq: Sequence) -> int:
         """How many drafts, and a token after them, could be accepted before the sequence ends."""
@@ -72,7 +73,7 @@ class StopRule:
             banned = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         is_argmax = seq.is_argmax and not banned
         if seq.group.beams is not None:
-            sampling = msgspec.structs.replace(sampling, logprobs=seq.group.beams.num_candidates)
+            sampling = msgspec.structs.replace(sampling, logprobs=seq.group.beams.num_top)
         point = SamplePoint(sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax)
         if seq.has_token_rules:
             rules = token_rules(sampling, history[num_prompt:])

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ridgeline.records import Event, Finished, Sampling, Started
+from ridgeline.records import Event, Finished, Sampling, Started, Token
 from ridgeline.serve.engine_protocol import EventSink, ServedEngine
 from ridgeline.serve.generation.request import GenerationRequest
 from ridgeline.serve.response_cache.cache import ResponseCache, StoredAnswer, is_whole
@@ -34,30 +34,46 @@ class AnswerReplay:
         timeout_s: float | None = None,
         **terms: Any,
     ) -> Callable[[], None]:
-        """As `ServedEngine.listen`; the whole prompt counts as cached."""
+        """As `ServedEngine.listen`; the whole prompt counts as cached, and nothing is drafted."""
         events = self._answer.events_of(self._num_prompts)
         self._num_prompts += 1
         request_id, num_tokens = str(terms["request_id"]), len(prompt)
-        task = asyncio.create_task(self._deliver(events, request_id, num_tokens, sink))
+        num_predicted = 0 if terms.get("prediction") else None
+        own = [_replayed(event, request_id, num_tokens, num_predicted) for event in events]
+        task = asyncio.create_task(self._deliver(own, sink))
 
         def leave() -> None:
             task.cancel()
 
         return leave
 
-    async def _deliver(
-        self, events: Sequence[Event], request_id: str, num_tokens: int, sink: EventSink
-    ) -> None:
+    async def _deliver(self, events: Sequence[Event], sink: EventSink) -> None:
         step: list[Event] = []
         for event, following in zip_longest(events, events[1:]):
-            own = replace(event, request_id=request_id, at_s=self._now())
-            if isinstance(own, Started):
-                own = replace(own, cached_tokens=num_tokens, pinned_tokens=0)
-            step.append(own)
+            step.append(replace(event, at_s=self._now()))
             if not isinstance(following, Finished):  # an end comes with its last token
                 sink(step)
                 step = []
                 await asyncio.sleep(0)  # the consumer sends these before the next
+
+
+def _replayed(
+    event: Started | Token | Finished,
+    request_id: str,
+    num_tokens: int,
+    num_predicted: int | None,
+) -> Event:
+    """An event of a stored answer as one of this request, which may have another prediction."""
+    if isinstance(event, Started):
+        return replace(event, request_id=request_id, cached_tokens=num_tokens, pinned_tokens=0)
+    if isinstance(event, Token):
+        return replace(event, request_id=request_id)
+    usage = replace(
+        event.usage,
+        accepted_prediction_tokens=num_predicted,
+        rejected_prediction_tokens=num_predicted,
+    )
+    return replace(event, request_id=request_id, usage=usage)
 
 
 class AnswerRecorder:
