@@ -19,7 +19,11 @@ from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY
-from ridgeline.modelspec.checkpoints.planning import config_planning_spec, load_planning_spec
+from ridgeline.modelspec.checkpoints.planning import (
+    config_planning_spec,
+    is_only_planned,
+    load_planning_spec,
+)
 from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups
 from ridgeline.modelspec.cost.ranks import RankTable, rank_table
 from ridgeline.modelspec.families.shapes import planning_row, shape_table
@@ -70,12 +74,12 @@ def inspect_model(
 
     `against`: the original of a quantised model, to measure the error of its weights. `what_if`:
     edits of its attention (`modelspec.what_if`), to compare the KV caches. `layout`: sizes of a
-    parallel layout (`modelspec.cost.ranks`), to show its ranks. Of a published shape, and of a
-    repository of the Hugging Face Hub that is not downloaded, only the fields of config.json are
-    read: nothing is checked then. Raises BadModel,
-    also for a tokenizer that is larger than the model's vocabulary, BadInput for an original of a
-    model that is not quantised, CannotRun for a layout that does not suit the model, and
-    DownloadFailed.
+    parallel layout (`modelspec.cost.ranks`), to show its ranks. Of a published shape, a
+    config.json, a family that the engine does not run, and a repository of the Hugging Face Hub
+    that is not downloaded, only the fields of config.json are read: nothing is checked then. Raises
+    BadModel, also for a tokenizer that is larger than the model's vocabulary, BadInput for an
+    original of a model that is not quantised, CannotRun for a layout that does not suit the model,
+    and DownloadFailed.
     """
     if against is None and planning_row(model) and not Path(model).exists():
         note = "a published shape, without weights"
@@ -85,6 +89,12 @@ def inspect_model(
     if folder is not None:
         note = f"only config.json was read; ridgeline pull {model} downloads the rest"
         return _inspect_config(config_planning_spec(folder, model), note, what_if, layout)
+    if against is None and is_only_planned(model):
+        planned = load_planning_spec(model)
+        note = "only config.json was read"
+        if planned.unsupported:
+            note += f"; the engine does not run this family: {planned.unsupported}"
+        return _inspect_config(planned, note, what_if, layout)
     spec = load_spec(model)
     return ModelInspection(
         model=spec.name,

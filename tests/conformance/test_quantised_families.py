@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,27 @@ def test_other_random_weights(
     assert quantise(source(family), quantised, dense, name, seed) >= 12
     expected, found = logits(dense), logits(quantised)
     assert (found - expected).norm() < 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["GPTQ", "compressed-tensors"])
+def test_quantisation_of_the_text_of_an_image_model(
+    source: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    """Its quantization_config stands in text_config, as Kimi K2.5 has it."""
+    quantised = tmp_path / "quantised"
+    quantise(source("qwen3"), quantised, tmp_path / "dense", name)
+    expected = logits(quantised)
+    file = quantised / "config.json"
+    text = json.loads(file.read_text())
+    assert "quantization_config" in text
+    wrapper = {
+        "model_type": "qwen3_vl",
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "text_config": {**text, "model_type": "qwen3_vl_text"},
+        "vision_config": {},
+    }
+    file.write_text(json.dumps(wrapper))
+    assert torch.equal(logits(quantised), expected)
 
 
 @pytest.mark.parametrize("name", ["GPTQ", "FP8 blocks"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +15,7 @@ from ridgeline.modelspec.cost import kv_bytes_per_token, num_params
 from ridgeline.modelspec.cost.serving_formats import quantised_as
 from ridgeline.modelspec.families.shapes import planning_config
 from ridgeline.plan.step_time.predict import OperatingPoint, Pool, predict
+from ridgeline.workflows.inspect_model import inspect_model
 
 
 @pytest.mark.parametrize(
@@ -114,3 +118,31 @@ def test_the_link_of_nvl72_reaches_beyond_eight_devices() -> None:
                                tp=1, attention_dp=32, ep=32, backend="trtllm")  # fmt: skip
         times[device] = predict(point).decode_ms
     assert times["gb200"] < 0.8 * times["b200"]
+
+
+@pytest.mark.parametrize("name", ["opt-13b", "deepseek-v3.2", "kimi-k3"])
+@pytest.mark.parametrize("file", ["", "config.json"])
+def test_inspect_sizes_a_family_that_does_not_run(tmp_path: Path, name: str, file: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(dict(planning_config(name))))
+    found, published = inspect_model(str(folder / file)), inspect_model(name)
+    assert found.rows == published.rows
+    assert "the engine does not run this family" in (found.note or "")
+
+
+@pytest.mark.parametrize("text_type", ["kimi_k2", "deepseek_v3"])
+def test_kimi_k25_is_planned_from_its_text(tmp_path: Path, text_type: str) -> None:
+    """The quantization_config of the published file stands in text_config."""
+    text = dict(planning_config("kimi-k2.5"))
+    config = {
+        "model_type": "kimi_k25",
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "text_config": {**text, "model_type": text_type},
+        "vision_config": {},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = load_planning_spec(str(tmp_path))
+    assert quantised_as(found) == quantised_as(load_planning_spec("kimi-k2.5")) != "bfloat16"
+    assert not found.unsupported
+    assert inspect_model(str(tmp_path)).note == "only config.json was read"

@@ -35,14 +35,16 @@ from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint, modul
 from ridgeline.modelspec.checkpoints.quantization_config import (
     quantization_config_of,
     read_quantization_config,
+    with_outer_quantization,
 )
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 
 def read_quantisation(directory: Path) -> QuantisedCheckpoint | None:
     """How the checkpoint in a directory is quantised; None if it is not."""
-    config = quantization_config_of(directory, read_json(directory / "config.json"))
-    return None if config is None else read_quantization_config(config, str(directory))
+    config = with_outer_quantization(read_json(directory / "config.json"))
+    quantization = quantization_config_of(directory, config)
+    return None if quantization is None else read_quantization_config(quantization, str(directory))
 
 
 class QuantizedWeights:

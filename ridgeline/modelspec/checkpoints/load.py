@@ -16,6 +16,7 @@ from ridgeline.modelspec.checkpoints.quantised import with_quantised_formats
 from ridgeline.modelspec.checkpoints.quantization_config import (
     quantization_config_of,
     read_quantization_config,
+    with_outer_quantization,
 )
 from ridgeline.modelspec.checkpoints.safetensors_header import (
     dtype_of_weights,
@@ -42,7 +43,7 @@ def load_spec(model: str) -> ModelSpec:
     if is_gguf(model):
         return gguf_spec(model)
     path = model_path(model)
-    config = read_json(path / "config.json")
+    config = with_outer_quantization(read_json(path / "config.json"))
     if config.get("dtype") is None and config.get("torch_dtype") is None:
         config["dtype"] = dtype_of_weights(path)
     formats = packed_formats(config, model)

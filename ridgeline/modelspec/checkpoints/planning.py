@@ -30,6 +30,7 @@ from ridgeline.modelspec.checkpoints.quantization_config import (
     NV_GROUP,
     quantization_config_of,
     read_quantization_config,
+    with_outer_quantization,
 )
 from ridgeline.modelspec.cost.serving_formats import quantised_as, serving_format
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
@@ -93,12 +94,31 @@ def load_planning_spec(model: str) -> ModelSpec:
             limit=f"similar: {', '.join(near)}" if near else f"{len(known_shapes())} known shapes",
             fix="name a directory, a config.json, or one of `ridgeline predict --list-models`",
         )
-    config = read_json(model_path(name) / "config.json")
+    config = with_outer_quantization(read_json(model_path(name) / "config.json"))
     quantization = quantization_config_of(path, config)
     is_packed = packed_formats(config, name) is not None
     if config.get("model_type") in FAMILIES and (is_packed or quantization is None):
         return _in_serving_formats(load_spec(name))
     return planning_spec({**config, KEY: quantization}, path.name)
+
+
+def is_only_planned(model: str) -> bool:
+    """Whether it is a config.json, or a directory of which no more can be read: of a family that
+    the engine does not run, or of a quantised model without its weights.
+
+    Raises BadModel for a malformed file.
+    """
+    path = local_path(model)
+    file = path / "config.json"
+    if path.suffix == ".json" and path.is_file():
+        return True
+    if not file.is_file():
+        return False
+    config = with_outer_quantization(read_json(file))
+    if config.get(KEY) and not any(path.glob("*.safetensors")):
+        return True
+    known, reason = planned_as(config)
+    return bool(reason) or str(known.get("model_type")) in UNSUPPORTED
 
 
 _FORMATS = re.compile(r"[-_.](nvfp4|fp4|mxfp4|fp8)(?=$|[-_.])")
@@ -132,7 +152,7 @@ def named_spec(model: str) -> ModelSpec | None:
 
 def config_planning_spec(folder: Path, name: str) -> ModelSpec:
     """The spec of a model of which only config.json is here."""
-    config = read_json(folder / "config.json")
+    config = with_outer_quantization(read_json(folder / "config.json"))
     return planning_spec({**config, KEY: quantization_config_of(folder, config)}, name)
 
 
@@ -141,9 +161,9 @@ def planning_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
 
     `auto_map` is ignored: only sizes are read, and no code of the model runs.
     """
+    config = with_outer_quantization(config)
     quantization = config.get("quantization_config")
     known, reason = planned_as(config)
-    quantization = quantization or known.get("quantization_config")
     plain = {k: v for k, v in known.items() if k not in ("auto_map", "quantization_config")}
     if plain.get("model_type") in UNSUPPORTED:
         spec = unsupported_spec(plain, name=name)

@@ -80,6 +80,19 @@ _HARMLESS: Mapping[str, str] = {
 }
 
 
+def with_outer_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the `quantization_config` of its text_config at the top, where most have it.
+
+    Kimi K2.5 keeps it there. Two that differ stay where they are.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or config.get(KEY) not in (None, {}, text.get(KEY)):
+        return dict(config)
+    quantization = text.get(KEY) or config.get(KEY)
+    plain = {key: value for key, value in text.items() if key != KEY}
+    return {**config, "text_config": plain, **({KEY: quantization} if quantization else {})}
+
+
 def quantization_config_of(path: Path, config: Mapping[str, Any]) -> Any:
     """The `quantization_config` of a model directory; None if its weights are plain.
 

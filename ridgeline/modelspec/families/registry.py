@@ -349,7 +349,7 @@ def _unsupported(config: Mapping[str, Any], where: str) -> BadModel:
             f"{where}: the engine does not run this architecture",
             value=asked,
             limit=reason,
-            fix="only `ridgeline plan` and `predict` read it",
+            fix="only `ridgeline inspect`, `plan` and `predict` read it",
         )
     return BadModel(
         f"{where}: the architecture is not supported",

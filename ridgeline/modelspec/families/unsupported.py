@@ -98,7 +98,7 @@ _FLAT: Mapping[str, tuple[str, str]] = MappingProxyType(
 PLANNED_AS: Mapping[str, str] = MappingProxyType({name: why for name, (_, why) in _FLAT.items()})
 """model_type → why the engine cannot run a family that is planned as another one."""
 
-_NESTED: Mapping[str, str] = MappingProxyType({"kimi_k25": "kimi_k2", "kimi_k3": "kimi_linear"})
+_NESTED: Mapping[str, str] = MappingProxyType({"kimi_k3": "kimi_linear"})
 _IGNORED = frozenset(
     (
         "index_head_dim",
