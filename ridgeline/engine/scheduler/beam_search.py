@@ -33,6 +33,10 @@ class Continuation(NamedTuple):
     token: int
 
 
+Beams = Mapping[int, Continuation]
+"""The beams of the next step by choice index."""
+
+
 class FinishedOutput(NamedTuple):
     """A complete output; `score` is penalised by its length, `logprobs` are there on request."""
 
@@ -100,7 +104,7 @@ class BeamState:
             return []
         return living
 
-    def follow(self, beams: Mapping[int, Continuation]) -> None:
+    def follow(self, beams: Beams) -> None:
         """The beams of the next step by choice index."""
         self._logprobs = {index: self._logprobs_of(own) for index, own in beams.items()}
         self.scores = {index: own.score for index, own in beams.items()}

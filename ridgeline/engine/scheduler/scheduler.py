@@ -31,7 +31,7 @@ from ridgeline.engine.scheduler.admission.admitter import Admitter
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits, check_request
 from ridgeline.engine.scheduler.background_budget import BackgroundBudget, make_background_policy
 from ridgeline.engine.scheduler.batching.base import BatchingPolicy
-from ridgeline.engine.scheduler.beam_search import BeamState, Continuation
+from ridgeline.engine.scheduler.beam_search import Beams, BeamState, Continuation
 from ridgeline.engine.scheduler.events import (
     aborted_events,
     beam_events,
@@ -536,9 +536,7 @@ class Scheduler:
         beams.follow(self._continue_beams(group, living))
         return []
 
-    def _continue_beams(
-        self, group: SequenceGroup, living: list[Continuation]
-    ) -> dict[int, Continuation]:
+    def _continue_beams(self, group: SequenceGroup, living: list[Continuation]) -> Beams:
         """Drop the beams that nothing continues and fork the others; the beams by index."""
         for index in group.live.keys() - {own.parent for own in living}:
             self._tables.release(group.live[index], self._now_s)
