@@ -62,7 +62,6 @@ def test_a_lossy_technique_carries_its_measured_delta() -> None:
 REAL = re.compile(r"smollm2|gemma|llama-|llama 3|1b shape|1\.04 b|qwen|deepseek", re.IGNORECASE)
 WITHOUT_REAL_FIGURES = {
     "async-scheduling": "for GPUs; its gain was never timed on one",
-    "attention-pairs": "its cost was taken on the demo model",
     "background-lane": "latencies, for an idle machine: bench_lanes.py --model smollm2",
     "draft-trees": "no Medusa heads of a real model are at hand",
     "error-propagation": "GPTQ without it was run on the demo model alone",
