@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
@@ -156,9 +157,15 @@ def _scorer(server: ServerToCompare) -> ServerScorer:
     if model is None:
         try:
             model = str(_get(models_url(server.url), server.api_key)["data"][0]["id"])
-        except (OSError, ValueError, KeyError, IndexError) as error:
+        except (urllib.error.HTTPError, ValueError, KeyError, IndexError) as error:
             raise CannotRun(
                 "the server lists no models", value=server.url, fix=str(error)
+            ) from None
+        except OSError as error:
+            raise CannotRun(
+                "the server does not answer",
+                value=server.url,
+                fix=f"start it or correct --url ({error})",
             ) from None
     kind = server.kind or recognise_server(server.url, server.api_key)
     return ServerScorer(server.url, model, kind, server.api_key)
