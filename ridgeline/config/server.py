@@ -320,6 +320,15 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = None
+    backend_dns: Annotated[
+        tuple[str, ...],
+        About(
+            "URL whose name has one address per server, as that of a headless Service; looked up "
+            "every 5 s (repeatable).",
+            metavar="URL",
+            since="0.3",
+        ),
+    ] = ()
     policy: Annotated[
         RoutingPolicy, About("How a backend is chosen for a request.", since="0.3")
     ] = "ttft"

@@ -542,6 +542,17 @@ class DeployOptions(Section, frozen=True, kw_only=True):
         int,
         About("Servers to start.", unit=COUNT, range=Range(1, 1000), since="0.3", ambient=False),
     ] = 2
+    max_replicas: Annotated[
+        int | None,
+        About(
+            "Servers at most, as the load needs them (kustomize and helm, by KEDA).",
+            unit=COUNT,
+            range=Range(2, 1000),
+            unset="as many as --replicas",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = None
     cpus: Annotated[
         int,
         About("CPUs of a server.", unit=COUNT, range=Range(1, 1024), since="0.3", ambient=False),
@@ -563,6 +574,27 @@ class DeployOptions(Section, frozen=True, kw_only=True):
             unit=COUNT,
             range=Range(0, 64),
             unset="0 for Ridgeline, 1 for vLLM",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = None
+    cache_gib: Annotated[
+        int | None,
+        About(
+            "Volume that keeps the models of a server, in GiB (kustomize and helm).",
+            unit=COUNT,
+            range=Range(1, 65536),
+            unset="none: a server that is started again downloads its model",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = None
+    namespace: Annotated[
+        str | None,
+        About(
+            "Namespace of Kubernetes (kustomize).",
+            metavar="NAME",
+            unset="kubectl's; default with --max-replicas",
             since="0.3",
             ambient=False,
         ),

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp
 
 from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions, ServerOptions
-from ridgeline.fleet.backend_file import BackendFile, read_backend_file
+from ridgeline.errors import BadInput
 from ridgeline.fleet.backends import Backend, Backends
 from ridgeline.fleet.canary.controller import CanaryControl, CanaryController, NoCanary
 from ridgeline.fleet.canary.rollout import Rollout, RolloutConfig
+from ridgeline.fleet.discovery.backend_file import BackendFile
+from ridgeline.fleet.discovery.backend_name import BackendName
+from ridgeline.fleet.discovery.followed import FollowedBackends
 from ridgeline.fleet.fallback import FallbackConfig, FallbackControl, ManagedApi, NoFallback
 from ridgeline.fleet.gateway import Gateway, GatewayConfig
 from ridgeline.fleet.parking import Parking
@@ -49,19 +52,23 @@ def create_gateway_app(
     """The app over the backends of `options`. Raises BadInput for a URL that is none."""
     canary, fallback = canary or CanaryOptions(), fallback or FallbackOptions()
     key = options.api_key
-    static = addresses_of(options.backend)
-    addresses = [] if options.backend_file is None else read_backend_file(options.backend_file)
+    followed, canaries = _followed(options), addresses_of(canary.canary)
+    for address in {*followed.addresses} & {*canaries}:
+        raise BadInput(
+            "a server is both --backend and --canary",
+            value=str(address),
+            fix="name it once: a canary is compared with the others",
+        )
     backends = Backends(
-        list(dict.fromkeys((*static, *addresses))),
+        followed.addresses,
         make_router(options.policy),
         silence_s=options.silence_s,
-        canaries=addresses_of(canary.canary),
+        canaries=canaries,
         headers=[] if key is None else [(b"authorization", f"Bearer {key}".encode())],
     )
     backends.add(addresses_of(options.decode_backend), "decode")
     backends.add(addresses_of(options.prefill_backend), "prefill")
-    if options.backend_file is not None:
-        backends.on_start.append(BackendFile(options.backend_file, backends, static).watch)
+    backends.on_start.append(lambda: followed.watch(backends))
     gateway = Gateway(
         backends,
         Parking(options.max_num_parked, options.park_timeout_s),
@@ -90,6 +97,12 @@ def create_gateway_app(
 def addresses_of(urls: Sequence[str]) -> list[BackendAddress]:
     """Of the URLs, in their order and each once. Raises BadInput."""
     return list(dict.fromkeys(map(BackendAddress.parse, urls)))
+
+
+def _followed(options: RouteOptions) -> FollowedBackends:
+    files = [] if options.backend_file is None else [BackendFile(options.backend_file)]
+    names = map(BackendName, options.backend_dns)
+    return FollowedBackends(addresses_of(options.backend), [*files, *names])
 
 
 def _canary(options: CanaryOptions, backends: Backends) -> CanaryControl:

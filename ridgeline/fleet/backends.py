@@ -347,9 +347,8 @@ class Backends:
                 self.verdicts.note_refused(backend.id, now_s)
             if backend.state in ("ready", "late", "draining"):
                 self._mark_down(backend, str(lost))
-            elif backend.state == "starting" and not backend.is_reported:
-                backend.is_reported = True  # once: it may only be starting, or its name be wrong
-                log.warning("backend %s does not answer yet: %s", backend.address, lost)
+            elif backend.state == "starting":
+                self._report(backend, f"does not answer yet: {lost}")
             return
         backend.asked_s = None
         if backend.is_removed:
@@ -361,12 +360,20 @@ class Backends:
         elif not is_ready and backend.is_available:
             backend.state = "draining"
 
+    def _report(self, backend: Backend, what: str) -> None:
+        """Say once why it is not ready: it may only be starting, or its URL be wrong."""
+        if not backend.is_reported:
+            backend.is_reported = True
+            log.warning("backend %s %s", backend.address, what)
+
     async def _is_ready(self, backend: Backend) -> bool:
         """The backend's answer. Raises BackendLost."""
         status, _, headers = await self._ask(backend, b"/ready")
         backend.is_ridgeline = status != 404
         if not backend.is_ridgeline:
             status, _, headers = await self._ask(backend, b"/health")
+        if status not in (200, 503):
+            self._report(backend, f"is no server of an OpenAI API: /health answers {status}")
         is_ready, instance = status == 200, headers.get(INSTANCE_HEADER.encode())
         backend.batches = BatchDemand.parse(headers.get(BATCH_HEADER.encode()))
         if (is_ready or instance is not None) and not backend.is_removed:

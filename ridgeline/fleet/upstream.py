@@ -53,8 +53,8 @@ class BackendAddress(msgspec.Struct, frozen=True):
     prefix: str = ""
 
     @staticmethod
-    def parse(url: str) -> BackendAddress:
-        """The address in `http://host:port/prefix`. Raises BadInput."""
+    def parse(url: str, option: str = "--backend") -> BackendAddress:
+        """The address in `http://host:port/prefix`. Raises BadInput, which names the option."""
         try:
             parts = urlsplit(url)
             given = parts.port
@@ -64,7 +64,7 @@ class BackendAddress(msgspec.Struct, frozen=True):
         is_address = parts.scheme in ("http", "https") and parts.hostname and port
         if not is_address or any(c.isspace() or not c.isprintable() for c in url):
             raise BadInput(
-                "--backend is not the URL of a server", value=url, fix="write http://HOST:PORT"
+                f"{option} is not the URL of a server", value=url, fix="write http://HOST:PORT"
             )
         host = f"{parts.scheme}://{parts.hostname}"  # the rest may hold a password
         if "@" in parts.netloc:

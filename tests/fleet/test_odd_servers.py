@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.config.server import CanaryOptions, RouteOptions, ServerOptions
 from ridgeline.errors import BadInput
-from ridgeline.fleet.app import addresses_of
+from ridgeline.fleet.app import GatewayService, addresses_of, create_gateway_app
 from ridgeline.fleet.backends import Backends
 from ridgeline.fleet.upstream import BackendAddress
 from ridgeline.routing import make_router
@@ -148,6 +149,36 @@ async def test_server_that_never_answers_is_reported_once(
         await backends._probe(backends.all[0])
     (message,) = [record.getMessage() for record in caplog.records]
     assert url in message and re.search(why, message)
+
+
+async def test_web_server_that_is_no_backend_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readline():
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        backends = Backends([BackendAddress.parse(url)], make_router("round-robin"))
+        for _ in range(2):
+            await backends._probe(backends.all[0])
+        backends.all[0].close()
+    assert backends.all[0].state == "starting"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == f"backend {url} is no server of an OpenAI API: /health answers 404"
+
+
+def test_server_may_not_be_compared_with_itself() -> None:
+    url = "http://127.0.0.1:8000"
+    with pytest.raises(BadInput, match="both --backend and --canary"):
+        create_gateway_app(
+            RouteOptions(backend=(url,)),
+            GatewayService(ServerOptions()),
+            CanaryOptions(canary=(url + "/",)),
+        )
 
 
 def test_server_that_is_named_twice_is_one_backend() -> None:

@@ -11,12 +11,14 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from ridgeline.cli.app import app
 from ridgeline.cli.main import main
 from ridgeline.config.commands import COMMANDS
 from ridgeline.config.option import Option, options_of
 from ridgeline.errors import BadInput
+from ridgeline.fleet.page.view import FleetView
 from ridgeline.fleet.ray.fleet_file import read_fleet_file
 from ridgeline.operate.deploy import PLATFORMS, Platform, render_deployment
 from ridgeline.operate.deploy.plan import DeploymentPlan
@@ -34,7 +36,11 @@ VLLM = DeploymentPlan(
     memory_gib=64,
     arguments=("--max-num-seqs", "64", "--enforce-eager"),
 )
+SCALED = replace(PLAN, max_replicas=8, cache_gib=20, namespace="llm")
 PLANS = pytest.mark.parametrize("plan", [PLAN, VLLM], ids=["ridgeline", "vllm"])
+ON_KUBERNETES = pytest.mark.parametrize(
+    "plan", [PLAN, VLLM, SCALED], ids=["ridgeline", "vllm", "scaled"]
+)
 
 
 def objects(plan: DeploymentPlan = PLAN) -> list[Any]:
@@ -103,6 +109,71 @@ def test_kustomization_lists_its_files_and_selectors_match() -> None:
     assert grace_s > int(server_arguments[server_arguments.index("--shutdown-timeout-s") + 1])
 
 
+def by_name(plan: DeploymentPlan) -> dict[tuple[str, str], Any]:
+    return {(o["kind"], o["metadata"]["name"]): o for o in objects(plan)}
+
+
+@ON_KUBERNETES
+def test_pods_may_drain_before_they_are_killed(plan: DeploymentPlan) -> None:
+    for kind, name, flag in (
+        ("StatefulSet", "server", "--shutdown-timeout" + "-s" * (plan.server == "ridgeline")),
+        ("Deployment", "gateway", "--shutdown-timeout-s"),
+    ):
+        pod = by_name(plan)[kind, f"ridgeline-{name}"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        drain_s = int(container["args"][container["args"].index(flag) + 1])
+        hook = container.get("lifecycle", {"preStop": {"exec": {"command": ["sleep", "0"]}}})
+        leave_s = int(hook["preStop"]["exec"]["command"][1])
+        assert leave_s + drain_s < pod["terminationGracePeriodSeconds"]
+
+
+def test_given_drain_of_vllm_is_kept() -> None:
+    plan = replace(VLLM, arguments=("--shutdown-timeout=5",))
+    assert [word for word in plan.server_arguments if "shutdown" in word] == [*plan.arguments]
+
+
+def test_number_of_servers_follows_the_load() -> None:
+    scaled = by_name(SCALED)
+    servers = scaled["StatefulSet", "ridgeline-server"]["spec"]
+    assert "replicas" not in servers  # an update would undo what the autoscaler has decided
+    (claim,) = servers["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
+    assert [v["name"] for v in servers["template"]["spec"]["volumes"]] == ["shm"]
+    gateway = scaled["Deployment", "ridgeline-gateway"]["spec"]["template"]["spec"]
+    arguments = gateway["containers"][0]["args"]
+    assert "--backend" not in arguments
+    assert arguments[arguments.index("--backend-dns") + 1] == "http://ridgeline-server:8000"
+    spec = scaled["ScaledObject", "ridgeline-server"]["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (3, 8)
+    (trigger,) = spec["triggers"]
+    service = scaled["Service", "ridgeline-gateway"]
+    assert trigger["metadata"]["url"].startswith(f"http://{service['metadata']['name']}.llm.svc/")
+    assert trigger["metadata"]["valueLocation"] in FleetView.__struct_fields__
+    access = scaled["TriggerAuthentication", trigger["authenticationRef"]["name"]]["spec"]
+    assert access["secretTargetRef"][0]["name"] == "ridgeline-key"
+    kustomization = render_deployment("kustomize", SCALED)["kustomization.yaml"]
+    assert yaml.safe_load(kustomization)["namespace"] == "llm"
+
+
+def test_autoscaler_fits_the_models_of_keda() -> None:
+    keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1", reason="make deploy-tools")
+    for item in objects(SCALED):
+        if item["apiVersion"].startswith("keda.sh"):
+            model = getattr(keda, item["kind"]).model_validate(item)
+            kept = model.model_dump(by_alias=True, exclude_unset=True, mode="json")
+            assert kept == item  # an unknown field would be left out
+
+
+@pytest.mark.parametrize("platform", ["compose", "ecs", "kuberay"])
+def test_what_only_kubernetes_has_is_refused_elsewhere(platform: Platform) -> None:
+    with pytest.raises(BadInput, match="--max-replicas is for kustomize and helm alone"):
+        render_deployment(platform, SCALED)
+    with pytest.raises(BadInput, match="--namespace is for kustomize alone"):
+        render_deployment("helm", SCALED)
+    with pytest.raises(BadInput, match="not above --replicas"):
+        replace(PLAN, max_replicas=3)
+
+
 def test_arguments_are_those_of_the_commands() -> None:
     for words in (PLAN.server_arguments, PLAN.route_arguments(["http://a:1"])):
         command = app.commands[words[0]]
@@ -110,10 +181,12 @@ def test_arguments_are_those_of_the_commands() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.30", "1.36"])
-@PLANS
+@ON_KUBERNETES
 def test_objects_fit_kubernetes_schemas(plan: DeploymentPlan, version: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
     for item in objects(plan):
+        if item["apiVersion"].startswith("keda.sh"):
+            continue
         validate.validate(item, version, strict=True)
     misspelt = objects(plan)[0]
     misspelt["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
@@ -154,8 +227,9 @@ def helm_template(chart: Path, values: dict[str, Any]) -> list[Any]:
     return [item for item in yaml.safe_load_all(text) if item]
 
 
-@PLANS
+@ON_KUBERNETES
 def test_chart_renders_the_objects_of_kustomize(plan: DeploymentPlan, tmp_path: Path) -> None:
+    plan = replace(plan, namespace=None)
     write(tmp_path, render_deployment("helm", plan))
     rendered = helm_template(tmp_path / "ridgeline", {})
     expected = {(o["kind"], o["metadata"]["name"]): o for o in objects(plan)}

@@ -14,13 +14,14 @@ import msgspec
 from ridgeline.operate.deploy.plan import (
     CACHE,
     GATEWAY_PORT,
+    LEAVE_S,
     SERVER_PORT,
     STOP_S,
     USER,
     DeploymentPlan,
     ServerImage,
 )
-from ridgeline.operate.yaml_text import Unquoted
+from ridgeline.operate.yaml_text import TemplateLines, Unquoted
 
 GATEWAY_RESOURCES = {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "1Gi"}}
 
@@ -29,6 +30,9 @@ class ClusterValues(msgspec.Struct, frozen=True, kw_only=True):
     """What differs from one deployment to another.
 
     `name` precedes the name of every object; `key_secret` is the Secret whose `key` clients send.
+    `count`: the number of servers in the StatefulSet, None where an autoscaler sets it.
+    `max_replicas` None: there is no autoscaler. `claims`: for volumes that outlive a server;
+    `emptied`: those that do not.
     """
 
     profile: ServerImage
@@ -37,27 +41,56 @@ class ClusterValues(msgspec.Struct, frozen=True, kw_only=True):
     gateway_image: str
     server_arguments: Sequence[str]
     gateway_arguments: Sequence[str]
+    count: int | TemplateLines | None
     num_replicas: int | Unquoted
+    max_replicas: int | Unquoted | None
     resources: dict[str, Any] | Unquoted
+    claims: list[dict[str, Any]] | TemplateLines | None
+    emptied: list[dict[str, Any] | TemplateLines]
     key_secret: str
     app: str
+    namespace: str
 
     @staticmethod
     def of(plan: DeploymentPlan) -> ClusterValues:
         host = f"{plan.name}-server"
         backends = [f"http://{host}-{i}.{host}:{SERVER_PORT}" for i in range(plan.num_replicas)]
+        is_fixed = plan.max_replicas is None
+        route = plan.route_arguments
         return ClusterValues(
             profile=plan.profile,
             name=plan.name,
             server_image=plan.server_image,
             gateway_image=plan.route_image,
             server_arguments=plan.server_arguments,
-            gateway_arguments=plan.route_arguments(backends),
+            gateway_arguments=route(backends)
+            if is_fixed
+            else route([f"http://{host}:{SERVER_PORT}"], "--backend-dns"),
+            count=plan.num_replicas if is_fixed else None,
             num_replicas=plan.num_replicas,
+            max_replicas=plan.max_replicas,
             resources=server_resources(plan),
+            claims=None if plan.cache_gib is None else [cache_claim(plan.cache_gib)],
+            emptied=[EMPTY_CACHE] if plan.cache_gib is None else [],
             key_secret=f"{plan.name}-key",
             app=plan.name,
+            namespace=plan.namespace or "default",
         )
+
+
+EMPTY_CACHE: dict[str, Any] = {"name": "cache", "emptyDir": {}}
+
+
+def cache_claim(gib: int | Unquoted) -> dict[str, Any]:
+    """The claim of each server for a volume that keeps its models."""
+    size = Unquoted(f'"{gib}Gi"')
+    return {
+        "metadata": {"name": "cache"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": size}},
+        },
+    }
 
 
 def server_resources(plan: DeploymentPlan) -> dict[str, Any]:
@@ -77,13 +110,14 @@ def servers(values: ClusterValues) -> dict[str, Any]:
         "metadata": _metadata(values, "server"),
         "spec": {
             "serviceName": f"{values.name}-server",
-            "replicas": values.num_replicas,
+            **({} if values.count is None else {"replicas": values.count}),
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": _labels(values, "server")},
             "template": {
                 "metadata": {"labels": _labels(values, "server")},
                 "spec": _server_pod(values),
             },
+            **({} if values.claims is None else {"volumeClaimTemplates": values.claims}),
         },
     }
 
@@ -113,12 +147,21 @@ def _server_pod(values: ClusterValues) -> dict[str, Any]:
     return {
         "terminationGracePeriodSeconds": STOP_S,
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # variables that look like a server's own
         **({"securityContext": identity} if identity else {}),
+        "topologySpreadConstraints": [_one_per_machine(values)],
         "containers": [container],
-        "volumes": [
-            {"name": "cache", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        ],
+        "volumes": [*values.emptied, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+
+
+def _one_per_machine(values: ClusterValues) -> dict[str, Any]:
+    """Servers on as many machines as there are: one that fails takes few of them along."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": _labels(values, "server")},
     }
 
 
@@ -147,11 +190,14 @@ def gateway(values: ClusterValues) -> dict[str, Any]:
         "ports": [{"name": "http", "containerPort": GATEWAY_PORT}],
         "readinessProbe": _probe("/ready", 2, 1),
         "livenessProbe": _probe("/health", 15, 4),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
         "resources": GATEWAY_RESOURCES,
         "securityContext": _security(),
     }
     pod = {
+        "terminationGracePeriodSeconds": STOP_S,
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER},
         "containers": [container],
     }
@@ -188,6 +234,44 @@ def disruption_budget(values: ClusterValues) -> dict[str, Any]:
         "metadata": _metadata(values, "server"),
         "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(values, "server")}},
     }
+
+
+def autoscaler(values: ClusterValues) -> list[dict[str, Any]]:
+    """For KEDA: as many servers as the gateway wants. While it does not answer, nothing changes."""
+    name = f"{values.name}-server"
+    gateway = f"http://{values.name}-gateway.{values.namespace}.svc"
+    secret = {"parameter": "token", "name": values.key_secret, "key": "key"}
+    return [
+        {
+            "apiVersion": "keda.sh/v1alpha1",
+            "kind": "TriggerAuthentication",
+            "metadata": _metadata(values, "gateway"),
+            "spec": {"secretTargetRef": [secret]},
+        },
+        {
+            "apiVersion": "keda.sh/v1alpha1",
+            "kind": "ScaledObject",
+            "metadata": _metadata(values, "server"),
+            "spec": {
+                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name},
+                "minReplicaCount": values.num_replicas,
+                "maxReplicaCount": values.max_replicas,
+                "pollingInterval": 5,
+                "triggers": [
+                    {
+                        "type": "metrics-api",
+                        "metadata": {
+                            "url": f"{gateway}/ridgeline/fleet",
+                            "valueLocation": "wanted_replicas",
+                            "targetValue": "1",
+                            "authMode": "bearer",
+                        },
+                        "authenticationRef": {"name": f"{values.name}-gateway"},
+                    }
+                ],
+            },
+        },
+    ]
 
 
 def _key(values: ClusterValues, variable: str) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from ridgeline.operate.yaml_text import to_yaml
 
 def render_kustomize(plan: DeploymentPlan) -> dict[str, str]:
     """`kustomization.yaml` and the manifests that it lists."""
-    texts = manifests(objects.ClusterValues.of(plan))
+    values = objects.ClusterValues.of(plan)
+    texts = manifests(values)
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
+        **({"namespace": values.namespace} if plan.namespace or plan.max_replicas else {}),
         "resources": list(texts),
     }
     return {"kustomization.yaml": to_yaml(kustomization), **texts}
@@ -25,4 +27,6 @@ def manifests(values: objects.ClusterValues) -> dict[str, str]:
         "gateway.yaml": [objects.gateway(values), objects.gateway_service(values)],
         "budget.yaml": [objects.disruption_budget(values)],
     }
+    if values.max_replicas is not None:
+        files["autoscaler.yaml"] = objects.autoscaler(values)
     return {name: "---\n".join(map(to_yaml, parts)) for name, parts in files.items()}

@@ -15,8 +15,11 @@ ServerName = Literal["ridgeline", "vllm"]
 SERVER_PORT, GATEWAY_PORT = 8000, 8080
 DRAIN_S = 60
 STOP_S = DRAIN_S + 15  # a platform kills what has not stopped after this time
+LEAVE_S = 5  # in which Services and load balancers learn that a gateway is about to stop
 CACHE = "/cache"
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_DRAINS = {"ridgeline": "--shutdown-timeout-s", "vllm": "--shutdown-timeout"}
 _IMAGE = re.compile(r"[A-Za-z0-9./_:@-]+")
 USER = 10001  # of Ridgeline's image
 
@@ -79,7 +82,10 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `image`: the server's; None takes a default. `gateway_image`: Ridgeline's. `cpus`, `memory_gib`
     and `num_gpus` are those of one server; `num_gpus` None takes what the server needs.
-    `instance_type`: SageMaker's; `arguments`: further words of the server's command line.
+    `max_replicas`: with it the number of servers follows the load, from `num_replicas` to this;
+    `cache_gib`: size of a volume that keeps the models of one server, None for none. `namespace`:
+    Kubernetes'. `instance_type`: SageMaker's; `arguments`: further words of the server's command
+    line.
     """
 
     model: str
@@ -91,6 +97,9 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 4
     memory_gib: int = 8
     num_gpus: int | None = None
+    max_replicas: int | None = None
+    cache_gib: int | None = None
+    namespace: str | None = None
     instance_type: str | None = None
     slo_classes: str = ""
     arguments: tuple[str, ...] = ()
@@ -101,6 +110,14 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
                 "--name is not a DNS label of at most 40 characters",
                 value=self.name,
                 fix="take lower-case letters, digits and hyphens",
+            )
+        if self.namespace is not None and not _NAMESPACE.fullmatch(self.namespace):
+            raise BadInput("--namespace is not a DNS label", value=self.namespace)
+        if self.max_replicas is not None and self.max_replicas <= self.num_replicas:
+            raise BadInput(
+                "--max-replicas is not above --replicas",
+                value=self.max_replicas,
+                limit=f"> {self.num_replicas}",
             )
         for image in (self.image, self.gateway_image):
             if image is not None and not _IMAGE.fullmatch(image):
@@ -132,17 +149,25 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
             tensor_parallel = "--tensor-parallel-size"
             is_given = any(word.startswith(tensor_parallel) for word in self.arguments)
             parallel = [tensor_parallel, str(self.gpus)] if self.gpus > 1 and not is_given else []
-            return [self.model, *own, *parallel, *self.arguments]
+            return [self.model, *own, *self._drain, *parallel, *self.arguments]
         slo = ["--slo-classes", self.slo_classes] if self.slo_classes else []
-        own = ["--host", "0.0.0.0", "--shutdown-timeout-s", str(DRAIN_S)]
+        own = ["--host", "0.0.0.0", *self._drain]
         device = ["--device", "cuda"] if self.gpus else []
         return ["serve", self.model, *own, *slo, *device, *self.arguments]
 
-    def route_arguments(self, backends: list[str]) -> list[str]:
+    @property
+    def _drain(self) -> list[str]:
+        """Without it, vLLM aborts its requests at SIGTERM."""
+        flag = _DRAINS[self.server]
+        is_given = any(word.split("=")[0] == flag for word in self.arguments)
+        return [] if is_given else [flag, str(DRAIN_S)]
+
+    def route_arguments(self, backends: list[str], flag: str = "--backend") -> list[str]:
         """The gateway's command line. Its key is the servers': it passes the client's on."""
         slo = ["--slo-classes", self.slo_classes] if self.slo_classes else []
-        flags = [word for url in backends for word in ("--backend", url)]
-        return ["route", "--host", "0.0.0.0", *flags, *slo]
+        flags = [word for url in backends for word in (flag, url)]
+        own = ["--host", "0.0.0.0", "--shutdown-timeout-s", str(DRAIN_S)]
+        return ["route", *own, *flags, *slo]
 
     def require_image(self, platform: str, example: str) -> str:
         """The image that was given. Raises BadInput where no default can be right."""

@@ -23,7 +23,8 @@ def route(
 
     `on_ready` is called with the gateway's URL when requests are accepted. Raises BadInput.
     """
-    if not (options.backend or options.decode_backend) and options.backend_file is None:
+    followed = options.backend_file is not None or options.backend_dns
+    if not (options.backend or options.decode_backend or followed):
         raise BadInput(
             "a gateway needs a backend", fix="add --backend http://HOST:PORT, once per server"
         )

@@ -1,0 +1,1 @@
+"""Where a gateway learns of backends that come and go: a file, names in DNS."""
