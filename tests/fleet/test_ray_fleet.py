@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, CannotRun
 from ridgeline.fleet.ray import deploy
 from ridgeline.fleet.ray.fleet_file import read_fleet_file
 from tests.fleet.processes import free_port, wait_until
@@ -36,22 +36,23 @@ model = "demo"
 cpus = 0.1
 serve = ["--num-threads", "1", "--kv-cache-memory-bytes", "32M", "--max-num-seqs", "{seqs}"]
 """
-SCALED = """
+APART = """
+resources = { slot = 1 }
+"""
+SCALED = f"""{APART}
 max_replicas = 2
 target_in_flight = 2
-stable_s = 1
+stable_s = 6
 """
 PACKED = """
 rate = 0.1
 input_len = 64
 output_len = 16
 """
-APART = """
-replicas = 2
-resources = { slot = 1 }
-"""
 # Of a machine with one L4, so that Ray places what `pack` has placed; nothing runs on a GPU.
 RESOURCES = {"CPU": 2, "GPU": 1, "l4": 1, "slot": 1}
+# Ray takes a node for dead after three seconds without an answer, in place of fifteen.
+HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
@@ -82,12 +83,13 @@ class RunningFleet:
 
     def __init__(self, folder: Path) -> None:
         self.port, self.file = free_port(), folder / "fleet.toml"
-        self.output = folder / "output"
+        self.output, self.nodes = folder / "output", Nodes()
         self.write(SCALED, seqs=4)
         self.environment = {
             **os.environ,
             "RAY_OVERRIDE_RESOURCES": json.dumps(RESOURCES),
             "CUDA_VISIBLE_DEVICES": "0",
+            **HEALTH,
         }
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
@@ -135,6 +137,15 @@ class RunningFleet:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def has_cluster(self) -> bool:
+        """Whether this process is connected to the cluster that `up` starts."""
+        assert self.process.poll() is None, self.output.read_text()[-2000:]
+        try:
+            deploy.connect(None, start=False)
+        except CannotRun:
+            return False
+        return True
+
     def has_started(self) -> bool:
         assert self.process.poll() is None, self.output.read_text()[-2000:]
         return self.num_ready() >= 1
@@ -148,10 +159,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
         patch.setenv("RIDGELINE_API_KEY", KEY)
         running = RunningFleet(folder)
         try:
-            wait_until(running.has_started, 600)
             with warnings.catch_warnings(action="ignore"):  # of Ray's own modules
-                deploy.connect(None, start=False)
+                deploy.import_ray()
+            wait_until(running.has_cluster, 600)
+            running.nodes.add()
+            wait_until(running.has_started, 600)
             yield running
+            running.nodes.stop()
             deploy.import_ray().shutdown()
         finally:
             running.process.send_signal(signal.SIGTERM)
@@ -167,20 +181,11 @@ def load(fleet: RunningFleet) -> Iterator[Load]:
         clients.stop()
 
 
-@pytest.fixture
-def nodes(fleet: RunningFleet) -> Iterator[Nodes]:
-    added = Nodes(deploy.import_ray().get_runtime_context().gcs_address)
-    try:
-        yield added
-    finally:
-        added.stop()
-
-
 class Nodes:
     """Further nodes of the cluster on this machine, each with room for one server."""
 
-    def __init__(self, address: str) -> None:
-        self._address, self.all = address, list[Any]()
+    def __init__(self) -> None:
+        self.all = list[Any]()
 
     def add(self) -> Any:
         from ray._private.node import Node
@@ -188,7 +193,8 @@ class Nodes:
 
         size = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100 << 20}
         ports = {"min_worker_port": 0, "max_worker_port": 0, "node_manager_port": 0}
-        address = {"gcs_address": self._address, "redis_address": self._address}
+        gcs = deploy.import_ray().get_runtime_context().gcs_address
+        address = {"gcs_address": gcs, "redis_address": gcs}
         parameters = RayParams(
             resources={"slot": 1}, include_log_monitor=False, **size, **ports, **address
         )
@@ -265,6 +271,40 @@ def test_load_adds_a_server_and_a_killed_one_is_replaced(fleet: RunningFleet, lo
     assert fleet.view()["counts"]["lost"] == 0
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_on(pid: int, node: Any) -> bool:
+    """Whether a server's supervisor is a worker of the node."""
+    (raylet,) = node.all_processes["raylet"]
+    return parent_of(parent_of(pid)) == raylet.process.pid
+
+
+@needs_ray
+@pytest.mark.ray
+@pytest.mark.slow
+def test_death_of_a_node_loses_no_stream_and_its_server_moves(
+    fleet: RunningFleet, load: Load
+) -> None:
+    wait_until(lambda: fleet.num_ready() == 2, 300)
+    servers, (node,) = fleet.servers(), fleet.nodes.all
+    (lost,) = [pid for pid in servers if is_on(pid, node)]
+    (kept,) = [pid for pid in servers if pid != lost]
+    os.kill(lost, signal.SIGKILL)
+    fleet.nodes.kill(node)
+    num_before = load.num_answers
+    wait_until(lambda: load.num_answers >= num_before + 6)
+    assert Path(f"/proc/{kept}").exists()
+    other = fleet.nodes.add()
+    wait_until(lambda: len(fleet.servers().keys() - {kept, lost}) == 1, 120)
+    wait_until(lambda: fleet.num_ready() == 2, 60)
+    load.check()
+    (moved,) = fleet.servers().keys() - {kept, lost}
+    assert is_on(moved, other)
+    assert fleet.view()["counts"]["lost"] == 0
+
+
 def stream_lines(fleet: RunningFleet, num_tokens: int) -> Iterator[str]:
     """The events of a greedy answer."""
     body = {"model": "demo", "prompt": "def f(", "max_tokens": num_tokens, "temperature": 0}
@@ -281,10 +321,6 @@ def texts_of(lines: Iterable[str]) -> list[str]:
     assert last == "[DONE]"
     choices = [json.loads(event)["choices"] for event in events]
     return [choice[0]["text"] for choice in choices if choice]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @needs_ray
@@ -328,7 +364,7 @@ def test_server_that_is_not_needed_leaves(fleet: RunningFleet) -> None:
 @pytest.mark.slow
 def test_rolling_update_under_load_loses_no_request(fleet: RunningFleet, load: Load) -> None:
     before = fleet.servers()
-    fleet.write("replicas = 1", seqs=8)
+    fleet.write(APART, seqs=8)
     fleet.command("up", str(fleet.file))
     wait_until(lambda: not fleet.servers().keys() & before.keys(), 120)
     load.check()
@@ -347,40 +383,6 @@ def test_model_with_a_rate_is_placed_on_its_device(fleet: RunningFleet, load: Lo
     (pid,) = fleet.servers()
     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     assert b"CUDA_VISIBLE_DEVICES=0" in environment
-
-
-def is_on(pid: int, node: Any) -> bool:
-    """Whether a server's supervisor is a worker of the node."""
-    (raylet,) = node.all_processes["raylet"]
-    return parent_of(parent_of(pid)) == raylet.process.pid
-
-
-@needs_ray
-@pytest.mark.ray
-@pytest.mark.slow
-def test_death_of_a_node_loses_no_stream_and_its_server_moves(
-    fleet: RunningFleet, nodes: Nodes, load: Load
-) -> None:
-    before, node = fleet.servers(), nodes.add()
-    fleet.write(APART, seqs=4)
-    fleet.command("up", str(fleet.file))
-    wait_until(lambda: not fleet.servers().keys() & before.keys(), 120)
-    servers = list(fleet.servers())
-    assert len(servers) == 2
-    (lost,) = [pid for pid in servers if is_on(pid, node)]
-    (kept,) = [pid for pid in servers if pid != lost]
-    wait_until(lambda: fleet.num_ready() == 2, 60)
-    os.kill(lost, signal.SIGKILL)
-    nodes.kill(node)
-    num_before = load.num_answers
-    wait_until(lambda: load.num_answers >= num_before + 6)
-    assert Path(f"/proc/{kept}").exists()
-    other = nodes.add()
-    wait_until(lambda: fleet.num_ready() == 2, 120)
-    load.check()
-    (moved,) = fleet.servers().keys() - {kept}
-    assert moved != lost and is_on(moved, other)
-    assert fleet.view()["counts"]["lost"] == 0
 
 
 @needs_ray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.errors import CannotRun
@@ -14,15 +15,20 @@ KEY = "RIDGELINE_API_KEY"
 _HEALTH_PERIOD_S = 1  # three failures in a row replace a server
 
 
-def run_model(model: FleetModel, fleet: FleetFile, host: str) -> None:
-    """Make Ray Serve run as many servers of the model as its entry says. Raises CannotRun."""
+def run_models(models: Sequence[FleetModel], fleet: FleetFile) -> None:
+    """Make Ray Serve run as many servers of each model as its entry says, all at the same time.
+    They may start after this returns. Raises CannotRun."""
     from ray import serve
 
-    application, name = _application(model, fleet, host), PREFIX + model.name
+    targets = [
+        serve.RunTarget(_application(model, fleet), name=PREFIX + model.name, route_prefix=None)
+        for model in models
+    ]
     try:
-        serve.run(application, name=name, route_prefix=None, blocking=False)
+        serve.run_many(targets, blocking=False, wait_for_applications_running=False)
     except RuntimeError as error:
-        raise CannotRun(f"{model.name} does not start: {failure_of(name) or error}") from None
+        names = ", ".join(model.name for model in models)
+        raise CannotRun(f"Ray Serve does not take {names}: {error}") from None
 
 
 def failure_of(name: str) -> str:
@@ -48,7 +54,7 @@ def actor_environment() -> dict[str, Any]:
     return {"env_vars": {KEY: os.environ[KEY]}} if os.environ.get(KEY) else {}
 
 
-def _application(model: FleetModel, fleet: FleetFile, host: str) -> Any:
+def _application(model: FleetModel, fleet: FleetFile) -> Any:
     """The application of Ray Serve that keeps the servers of one model."""
     from ray import serve
 
@@ -66,4 +72,4 @@ def _application(model: FleetModel, fleet: FleetFile, host: str) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
         max_surge_percent=1 if model.surge else 0,  # Ray rounds it up to one server
     )
-    return deployment.bind(model.model, list(model.serve), host, fleet.drain_s)
+    return deployment.bind(model.model, list(model.serve), fleet.drain_s)

@@ -94,5 +94,11 @@ def is_ready(url: str, timeout_s: float = 2.0) -> bool:
 
 def free_port(host: str) -> int:
     """A port that nothing uses now."""
-    with socket.create_server((host, 0)) as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
         return int(listener.getsockname()[1])
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL of a server that listens on the address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.fleet.ray.applications import KEY, PREFIX, actor_environment, failure_of, run_model
+from ridgeline.fleet.ray.applications import KEY, PREFIX, actor_environment, failure_of, run_models
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.gateway_actor import GatewaySupervisor
 from ridgeline.fleet.ray.scaling import scaled
@@ -72,7 +72,7 @@ def startup_cause() -> str | None:
 
 
 def deploy(fleet: FleetFile) -> list[str]:
-    """Make the cluster run the fleet, changing servers one after another.
+    """Make the cluster run the fleet, changing the servers of each model one after another.
 
     Returns the applications that the fleet does not have any more, and that serve until `remove`
     ends them. Where the cluster has no room for theirs and the new ones, they end at once. Raises
@@ -83,7 +83,6 @@ def deploy(fleet: FleetFile) -> list[str]:
     is_single = sum(node["Alive"] for node in ray.nodes()) == 1
     if not is_single and not os.environ.get(KEY):
         raise BadInput(f"a fleet on several machines needs a key in {KEY}")
-    host = "127.0.0.1" if is_single else ""
     gateway = (
         ray.remote(GatewaySupervisor)
         .options(
@@ -110,11 +109,13 @@ def deploy(fleet: FleetFile) -> list[str]:
         leaving = []
     fleet, replicas = _with_surge(fleet, known), ray.get(gateway.hold.remote())
     try:
-        for model in fleet.models:
-            now = scaled(model, replicas.get(model.name, 0))
-            run_model(msgspec.structs.replace(model, replicas=now), fleet, host)
+        models = (
+            msgspec.structs.replace(model, replicas=scaled(model, replicas.get(model.name, 0)))
+            for model in fleet.models
+        )
+        run_models(list(models), fleet)
     finally:
-        ray.get(gateway.follow_load.remote(fleet, host, replicas))
+        ray.get(gateway.follow_load.remote(fleet, replicas))
     return leaving
 
 

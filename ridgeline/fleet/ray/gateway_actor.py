@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.fleet.ray.applications import run_model
-from ridgeline.fleet.ray.child_process import ChildProcess, is_ready
+from ridgeline.fleet.ray.applications import run_models
+from ridgeline.fleet.ray.child_process import ChildProcess, is_ready, url_of
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.scaling import SCALING_S, FleetScaler, read_gateway
 from ridgeline.fleet.ray.server_table import ServerTable, replace_file
@@ -34,7 +34,6 @@ class _Followed(msgspec.Struct, frozen=True):
     """The arguments of `follow_load`, and the numbers of servers since then."""
 
     fleet: FleetFile
-    host: str
     replicas: dict[str, int] = {}
 
 
@@ -64,18 +63,18 @@ class GatewaySupervisor:
         scaler, self._scaler = self._scaler, None
         return {} if scaler is None else dict(scaler.replicas)
 
-    def follow_load(self, fleet: FleetFile, host: str, replicas: dict[str, int]) -> None:
+    def follow_load(self, fleet: FleetFile, replicas: dict[str, int]) -> None:
         """Change the numbers of servers with the load, for the models whose entries say so, from
         these numbers on."""
-        self._follow(_Followed(fleet, host, replicas))
+        self._follow(_Followed(fleet, replicas))
 
     def _follow(self, followed: _Followed) -> None:
-        fleet, host, replicas = followed.fleet, followed.host, dict(followed.replicas)
+        fleet, replicas = followed.fleet, dict(followed.replicas)
 
         def set_replicas(model: FleetModel, count: int) -> None:
             replicas[model.name] = count
-            self._keep(_Followed(fleet, host, replicas))  # first: it may take long
-            run_model(msgspec.structs.replace(model, replicas=count), fleet, host)
+            self._keep(_Followed(fleet, replicas))
+            run_models([msgspec.structs.replace(model, replicas=count)], fleet)
 
         key = os.environ.get("RIDGELINE_API_KEY")
         self._scaler = FleetScaler(
@@ -85,6 +84,12 @@ class GatewaySupervisor:
 
     def _keep(self, followed: _Followed) -> None:
         replace_file(self._followed_file, msgspec.json.encode(followed))
+
+    def machine(self) -> str:
+        """The address of the gateway's machine in the cluster."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
 
     def note_server(self, replica: str, model: str, url: str, pid: int) -> None:
         """The supervisor of a server has found it running."""
@@ -113,7 +118,7 @@ class GatewaySupervisor:
 
     @property
     def url(self) -> str:
-        return f"http://{self._host}:{self._port}"
+        return url_of(self._host, self._port)
 
     def stop(self) -> None:
         """Stop the gateway; its streams may end first."""

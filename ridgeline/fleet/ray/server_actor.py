@@ -6,11 +6,17 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from ridgeline.fleet.ray.child_process import ChildProcess, free_port
+from ridgeline.fleet.ray.child_process import ChildProcess, free_port, url_of
 
 NAMESPACE, GATEWAY = "ridgeline", "ridgeline-gateway"
+LOOPBACK = "127.0.0.1"
 _START_TIMEOUT_S = 900.0
 _ROUTED_TIMEOUT_S = 120.0
+
+
+def listening_address(machine: str, gateway_machine: str) -> str:
+    """Where a server on one machine listens for the gateway on another one, or on the same."""
+    return LOOPBACK if machine == gateway_machine else machine
 
 
 class ServerReplica:
@@ -21,16 +27,17 @@ class ServerReplica:
     server gets no more requests, finishes what it can within `drain_s`, and hands the rest over.
     """
 
-    def __init__(self, model: str, arguments: Sequence[str], host: str, drain_s: int) -> None:
+    def __init__(self, model: str, arguments: Sequence[str], drain_s: int) -> None:
         import ray
         from ray import serve
 
         self._drain_s = drain_s
         self._replica = str(serve.get_replica_context().replica_id.unique_id)
         self._gateway = ray.get_actor(GATEWAY, NAMESPACE)
-        own = ray.util.get_node_ip_address() if host == "" else host
+        machine = ray.util.get_node_ip_address()
+        own = listening_address(machine, ray.get(self._gateway.machine.remote()))
         port = free_port(own)
-        url = f"http://{own}:{port}"
+        url = url_of(own, port)
         words = ["--host", own, "--port", str(port), "--shutdown-timeout-s", str(drain_s)]
         self._child = ChildProcess(["serve", model, *words, *arguments])
         try:
