@@ -73,6 +73,15 @@ def test_faulty_fleet_files_are_refused(tmp_path: Path, text: str, message: str)
         read_fleet_file(path)
 
 
+def test_path_of_a_model_begins_at_the_files_folder(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    path = tmp_path / "fleet.toml"
+    path.write_text('[[models]]\nmodel = "./own"\n[[models]]\nmodel = "demo"')
+    own, demo = read_fleet_file(path).models
+    assert (own.model, own.name) == (str(tmp_path / "own"), "own")
+    assert demo.model == "demo"
+
+
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read"):
         read_fleet_file(tmp_path / "none.toml")

@@ -10,7 +10,8 @@ from ridgeline.errors import BadInput
 
 
 class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model. `cpus`, `gpus`: of one server, fractions of a GPU too; `serve`: further flags of
+    """One model. `./NAME` and `../NAME` begin at the file's folder, and have to be there on every
+    machine. `cpus`, `gpus`: of one server, fractions of a GPU too; `serve`: further flags of
     `ridgeline serve`; `resources`: Ray's custom resources, to place servers on certain nodes.
     `surge`: while servers are replaced, one more may run than usual, where the cluster has room.
 
@@ -70,6 +71,9 @@ def read_fleet_file(path: Path) -> FleetFile:
         raise BadInput(f"the fleet file is not valid: {error}", value=str(path)) from None
     if not fleet.models:
         raise BadInput("the fleet file has no [[models]]", value=str(path))
+    fleet = msgspec.structs.replace(
+        fleet, models=tuple(_located(model, path.parent) for model in fleet.models)
+    )
     names = [model.name for model in fleet.models]
     for model in fleet.models:
         if names.count(model.name) > 1:
@@ -80,6 +84,13 @@ def read_fleet_file(path: Path) -> FleetFile:
                 "replicas must be at least 1, cpus and gpus not negative", value=model.name
             )
     return fleet
+
+
+def _located(model: FleetModel, folder: Path) -> FleetModel:
+    """With the whole path of a model next to the file: servers start in other folders."""
+    if not model.model.startswith(("./", "../")):
+        return model
+    return msgspec.structs.replace(model, model=str((folder / model.model).resolve()))
 
 
 def _check_scaling(model: FleetModel, stock: str) -> None:
