@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
@@ -283,6 +283,10 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return classes[self.default_slo_class or next(iter(classes))] if classes else None
 
 
+def _routes(text: str, **facts: Any) -> About:
+    return About(text, since="0.3", **facts)
+
+
 class RouteOptions(Section, frozen=True, kw_only=True):
     """A gateway in front of several servers."""
 
@@ -292,126 +296,105 @@ class RouteOptions(Section, frozen=True, kw_only=True):
 
     backend: Annotated[
         tuple[str, ...],
-        About(
-            "URL of a server to route to, such as http://10.0.0.7:8000 (repeatable).",
-            metavar="URL",
-            since="0.3",
+        _routes(
+            "URL of a server to route to, such as http://10.0.0.7:8000 (repeatable).", metavar="URL"
         ),
     ] = ()
     decode_backend: Annotated[
         tuple[str, ...],
-        About(
-            "Server that decodes, Ridgeline's or vLLM's (repeatable).", metavar="URL", since="0.3"
-        ),
+        _routes("Server that decodes, Ridgeline's or vLLM's (repeatable).", metavar="URL"),
     ] = ()
     prefill_backend: Annotated[
-        tuple[str, ...],
-        About("Server that computes their prompts (repeatable).", metavar="URL", since="0.3"),
+        tuple[str, ...], _routes("Server that computes their prompts (repeatable).", metavar="URL")
     ] = ()
     prefill_min_tokens: Annotated[
-        int, About("Shortest prompt, by estimate, for them.", unit=TOKENS, since="0.3")
+        int, _routes("Shortest prompt, by estimate, for them.", unit=TOKENS)
     ] = 64
     backend_file: Annotated[
         Path | None,
-        About(
+        _routes(
             "File of further URLs, one per line, which is read again when it changes.",
             path="input",
             unset="none",
-            since="0.3",
         ),
     ] = None
     backend_dns: Annotated[
         tuple[str, ...],
-        About(
+        _routes(
             "URL whose name has one address per server, as that of a headless Service; looked up "
             "every 5 s (repeatable).",
             metavar="URL",
-            since="0.3",
         ),
     ] = ()
-    policy: Annotated[
-        RoutingPolicy, About("How a backend is chosen for a request.", since="0.3")
-    ] = "ttft"
+    policy: Annotated[RoutingPolicy, _routes("How a backend is chosen for a request.")] = "ttft"
     host: Annotated[str, _HOST.but(since="0.3")] = "127.0.0.1"
-    port: Annotated[
-        int, About("Port to listen on; 0 takes a free one.", unit=PORT, since="0.3")
-    ] = 8080
+    port: Annotated[int, _routes("Port to listen on; 0 takes a free one.", unit=PORT)] = 8080
     api_key: Annotated[
         str | None,
-        About(
+        _routes(
             "Key that clients must send; backends get it too.",
             metavar="KEY",
             env="RIDGELINE_API_KEY",
-            since="0.3",
         ),
     ] = None
     insecure: Annotated[
-        bool, About("Serve non-local clients without a key, at your own risk.", since="0.3")
+        bool, _routes("Serve non-local clients without a key, at your own risk.")
     ] = False
     allowed_hosts: Annotated[
-        str,
-        About(
-            "Accepted Host headers, separated by commas; * for any.", metavar="HOSTS", since="0.3"
-        ),
+        str, _routes("Accepted Host headers, separated by commas; * for any.", metavar="HOSTS")
     ] = ""
     close_on_stop: Annotated[
-        bool, About("On SIGTERM, free the port at once while streams end.", since="0.3")
+        bool, _routes("On SIGTERM, free the port at once while streams end.")
     ] = False
     slo_classes: Annotated[
         str,
-        About(
+        _routes(
             "SLOs by request class, for --policy ttft: 'chat=ttft:500;bulk=e2e:60000'.",
             metavar="CLASSES",
-            since="0.3",
         ),
     ] = ""
     park_timeout_s: Annotated[
         float,
-        About(
+        _routes(
             "Maximum wait of a request for a backend that is ready.",
             unit=DURATION,
             range=NON_NEGATIVE_SECONDS,
-            since="0.3",
         ),
     ] = 30.0
     max_num_parked: Annotated[
-        int, About("Maximum requests that wait for a backend.", unit=COUNT, since="0.3")
+        int, _routes("Maximum requests that wait for a backend.", unit=COUNT)
     ] = 1024
     silence_s: Annotated[
         float,
-        About(
+        _routes(
             "Time without a byte from a backend, though asked, after which others come first.",
             unit=DURATION,
             range=Range(0, 3600, exclusive=True),
-            since="0.3",
         ),
     ] = 5.0
     target_in_flight: Annotated[
         float,
-        About(
+        _routes(
             "Requests that one backend serves within its SLO, for ridgeline_wanted_replicas.",
             unit=NUMBER,
             range=Range(1e-3, 1e6),
-            since="0.3",
         ),
     ] = 16.0
     otlp_endpoint: Annotated[str | None, _OTLP_ENDPOINT] = None
     retry_share: Annotated[
         float,
-        About(
+        _routes(
             "Maximum share of requests that are sent again after an error.",
             unit=NUMBER,
             range=Range(0, 1),
-            since="0.3",
         ),
     ] = 0.1
     shutdown_timeout_s: Annotated[
         int,
-        About(
+        _routes(
             "Maximum wait for running requests after SIGTERM.",
             unit=DURATION,
             range=NON_NEGATIVE_SECONDS,
-            since="0.3",
         ),
     ] = 30
 

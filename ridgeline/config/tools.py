@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
@@ -492,6 +492,10 @@ class FleetOptions(Section, frozen=True, kw_only=True):
     json: Annotated[bool, shared.JSON.but(since="0.3")] = False
 
 
+def _deploys(text: str, **facts: Any) -> About:
+    return About(text, since="0.3", ambient=False, **facts)
+
+
 class DeployOptions(Section, frozen=True, kw_only=True):
     """Servers and the gateway before them, as files of a platform."""
 
@@ -499,131 +503,83 @@ class DeployOptions(Section, frozen=True, kw_only=True):
 
     platform: Annotated[
         Literal["docker", "compose", "kustomize", "helm", "kuberay", "ecs", "sagemaker"],
-        About("The platform to write for.", flag="for", required=True, since="0.3", ambient=False),
+        _deploys("The platform to write for.", flag="for", required=True),
     ]
-    server: Annotated[
-        Literal["ridgeline", "vllm"],
-        About("The server to deploy.", since="0.3", ambient=False),
-    ] = "ridgeline"
-    model: Annotated[
-        str, About("The model to serve.", metavar="MODEL", since="0.3", ambient=False)
-    ] = DEFAULT_MODEL
+    server: Annotated[Literal["ridgeline", "vllm"], _deploys("The server to deploy.")] = "ridgeline"
+    model: Annotated[str, _deploys("The model to serve.", metavar="MODEL")] = DEFAULT_MODEL
     name: Annotated[
-        str,
-        About(
-            "Name that the names of all parts begin with.",
-            metavar="NAME",
-            since="0.3",
-            ambient=False,
-        ),
+        str, _deploys("Name that the names of all parts begin with.", metavar="NAME")
     ] = "ridgeline"
     image: Annotated[
         str | None,
-        About(
+        _deploys(
             "Image of the server.",
             metavar="IMAGE",
             unset="ridgeline:latest, which the Dockerfile of the repository builds, or a release "
             "of vllm/vllm-openai",
-            since="0.3",
-            ambient=False,
         ),
     ] = None
     gateway_image: Annotated[
         str | None,
-        About(
+        _deploys(
             "Image of the gateway, whose entry point is ridgeline.",
             metavar="IMAGE",
             unset="Ridgeline's --image, else ridgeline:latest",
-            since="0.3",
-            ambient=False,
         ),
     ] = None
-    replicas: Annotated[
-        int,
-        About("Servers to start.", unit=COUNT, range=Range(1, 1000), since="0.3", ambient=False),
-    ] = 2
+    replicas: Annotated[int, _deploys("Servers to start.", unit=COUNT, range=Range(1, 1000))] = 2
     max_replicas: Annotated[
         int | None,
-        About(
+        _deploys(
             "Servers at most, as the load needs them (kustomize and helm, by KEDA).",
             unit=COUNT,
             range=Range(2, 1000),
             unset="as many as --replicas",
-            since="0.3",
-            ambient=False,
         ),
     ] = None
-    cpus: Annotated[
-        int,
-        About("CPUs of a server.", unit=COUNT, range=Range(1, 1024), since="0.3", ambient=False),
-    ] = 4
+    cpus: Annotated[int, _deploys("CPUs of a server.", unit=COUNT, range=Range(1, 1024))] = 4
     memory_gib: Annotated[
-        int,
-        About(
-            "Memory of a server, in GiB.",
-            unit=COUNT,
-            range=Range(1, 65536),
-            since="0.3",
-            ambient=False,
-        ),
+        int, _deploys("Memory of a server, in GiB.", unit=COUNT, range=Range(1, 65536))
     ] = 8
     gpus: Annotated[
         int | None,
-        About(
-            "GPUs of a server.",
-            unit=COUNT,
-            range=Range(0, 64),
-            unset="0 for Ridgeline, 1 for vLLM",
-            since="0.3",
-            ambient=False,
+        _deploys(
+            "GPUs of a server.", unit=COUNT, range=Range(0, 64), unset="0 for Ridgeline, 1 for vLLM"
         ),
     ] = None
     cache_gib: Annotated[
         int | None,
-        About(
+        _deploys(
             "Volume that keeps the models of a server, in GiB (kustomize and helm).",
             unit=COUNT,
             range=Range(1, 65536),
             unset="none: a server that is started again downloads its model",
-            since="0.3",
-            ambient=False,
         ),
     ] = None
     namespace: Annotated[
         str | None,
-        About(
+        _deploys(
             "Namespace of Kubernetes (kustomize).",
             metavar="NAME",
             unset="kubectl's; default with --max-replicas",
-            since="0.3",
-            ambient=False,
         ),
     ] = None
     instance_type: Annotated[
         str | None,
-        About(
+        _deploys(
             "SageMaker's instance type.",
             metavar="TYPE",
             unset="ml.c7i.4xlarge, ml.g6.2xlarge for vLLM",
-            since="0.3",
-            ambient=False,
         ),
     ] = None
     slo_classes: Annotated[
-        str,
-        About("SLOs by request class, as of serve.", metavar="CLASSES", since="0.3", ambient=False),
+        str, _deploys("SLOs by request class, as of serve.", metavar="CLASSES")
     ] = ""
     serve_args: Annotated[
         str,
-        About(
-            "Further flags of the server, in one word: '--max-num-seqs 64'.",
-            metavar="FLAGS",
-            since="0.3",
-            ambient=False,
-        ),
+        _deploys("Further flags of the server, in one word: '--max-num-seqs 64'.", metavar="FLAGS"),
     ] = ""
-    out: Annotated[
-        Path,
-        About("Folder to write to.", metavar="DIR", path="output", since="0.3", ambient=False),
-    ] = Path("deploy")
+    out: Annotated[Path, _deploys("Folder to write to.", metavar="DIR", path="output")] = Path(
+        "deploy"
+    )
     json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
