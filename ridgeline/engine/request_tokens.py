@@ -48,4 +48,7 @@ def _thinking_limit(
         for text in (marks.start, marks.end, marks.forced_end)
     )
     limit = ThinkingLimit(sampling.thinking_token_budget, start, end, forced_end)
-    return msgspec.structs.replace(limit, num_open=open_thinking(limit, prompt))
+    num_open = open_thinking(limit, prompt)
+    return msgspec.structs.replace(
+        limit, num_open=0 if num_open is None and marks.is_open else num_open
+    )

@@ -18,12 +18,14 @@ class ThinkingMarks(msgspec.Struct, frozen=True):
     """The texts around a model's thinking.
 
     `forced_end` is what the output continues with when the budget is spent; it has to end the
-    thinking, so it contains `end`.
+    thinking, so it contains `end`. `is_open`: the output begins inside the thinking, although the
+    prompt shows no `start`.
     """
 
     start: str = "<think>"
     end: str = "</think>"
     forced_end: str = "</think>"
+    is_open: bool = False
 
     def __post_init__(self) -> None:
         if not self.start or not self.end:

@@ -50,6 +50,26 @@ async def test_fields_reach_the_engine(engine: FakeEngine) -> None:
         assert sampling.thinking_marks.forced_end == "</think>"
 
 
+@pytest.mark.parametrize(
+    ("parser", "fields", "is_open"),
+    [
+        ("think", {}, False),
+        ("think_open", {}, True),
+        ("think_open", {"chat_template_kwargs": {"enable_thinking": False}}, False),
+    ],
+)
+async def test_budget_begins_where_the_parser_reads_thinking(
+    real: Engine, parser: Any, fields: dict[str, Any], is_open: bool
+) -> None:
+    """The prompt shows no opening mark: with `think_open` the output begins inside all the same."""
+    body = {**HELLO, **fields, "temperature": 0, "max_tokens": 40, "thinking_token_budget": 5}
+    message = (await post(real, CHAT, body, ServerOptions(reasoning_parser=parser))).json()
+    message = message["choices"][0]["message"]
+    thinking = real.tokenizer.encode(message.get("reasoning_content") or "")
+    assert (0 < len(thinking) <= 6) == is_open
+    assert message["content"]
+
+
 async def test_marks_can_be_configured(engine: FakeEngine) -> None:
     config = ReasoningConfig("<r>", "So:</think>")
     options = ServerOptions(reasoning_parser="think", reasoning_config=config)
@@ -119,7 +139,7 @@ async def test_beam_search_returns_the_best_outputs(real: Engine) -> None:
         {"use_beam_search": True, "stream": True},
         {"use_beam_search": True, "temperature": 0.5},
         {"use_beam_search": True, "stop": "x"},
-        {"use_beam_search": True, "logprobs": 1},
+        {"use_beam_search": True, "logprobs": 21},
         {"length_penalty": 2.0},
         {"early_stopping": True},
     ],

@@ -105,6 +105,9 @@ async def submit_chat(
             sampling = msgspec.structs.replace(
                 sampling, thinking_token_budget=num_tokens, thinking_marks=marks
             )
+    if output_format.begins_in_reasoning and sampling.thinking_token_budget is not None:
+        marks = msgspec.structs.replace(sampling.thinking_marks, is_open=True)
+        sampling = msgspec.structs.replace(sampling, thinking_marks=marks)
     if output_format.grammar is not None and body.stop:
         without_effect.append("stop")
     if output_format.call_format is not None and not tokenizer.template_uses_tools:
