@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from ridgeline.modelspec.families.registry import spec_from_config
+from ridgeline.modelspec.families.shapes import planning_config
 from ridgeline.modelspec.model import RopeSpec
 from ridgeline.modelspec.rope import attention_factor, depends_on_length, inv_freq
 
@@ -132,3 +133,14 @@ def test_phi3_top_level_positions_win() -> None:
     theirs = Phi3RotaryEmbedding(Phi3Config(**config, pad_token_id=0))
     theirs(torch.zeros(1), torch.tensor([[2999]]))
     assert_equal(rope, theirs.inv_freq, theirs.attention_scaling, 3000)
+
+
+def test_yarn_extends_the_context() -> None:
+    """As the cards of Qwen 2.5 and 3 say: `rope_scaling` is added, and nothing else is changed."""
+    config = dict(planning_config("qwen3-8b")) | {"max_position_embeddings": 32768}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert spec_from_config(config, name="x").max_positions == 32768
+    scaled = {**config, "rope_scaling": yarn}
+    assert spec_from_config(scaled, name="x").max_positions == 131072
+    published = {**scaled, "max_position_embeddings": 262144}
+    assert spec_from_config(published, name="x").max_positions == 262144

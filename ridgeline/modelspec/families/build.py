@@ -54,7 +54,7 @@ def build(values: ConfigFields, row: Family, *, name: str, family: str) -> Model
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         layers=_layers(values, row, dense(dtype)),
-        max_positions=values.count("max_position_embeddings"),
+        max_positions=_max_positions(values, row),
         norm_eps=values.number("rms_norm_eps"),
         lm_head=LinearSpec(num_out=vocab_size, num_in=hidden_size, format=dense(dtype)),
         tied_embeddings=values.flag("tie_word_embeddings"),
@@ -70,6 +70,24 @@ def build(values: ConfigFields, row: Family, *, name: str, family: str) -> Model
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos_in_vocabulary(values.token_ids("eos_token_id"), vocab_size),
     )
+
+
+def _max_positions(values: ConfigFields, row: Family) -> int:
+    """Of the config, or what its YaRN extends the context to: as vLLM.
+
+    Users of Qwen 2.5 and 3 add `rope_scaling` by the model card, which leaves the other field.
+    """
+    ropes = rope_by_layer_kind(values, row.rope, _rope_dim(values, row))
+    reached = [
+        int(rope.factor * rope.original_max_positions)
+        for rope in ropes.values()
+        if rope.kind == "yarn" and rope.original_max_positions
+    ]
+    return max([values.count("max_position_embeddings"), *reached])
+
+
+def _rope_dim(values: ConfigFields, row: Family) -> int:
+    return values.count("qk_rope_head_dim") if row.latent else _heads(values)[2]
 
 
 def eos_in_vocabulary(eos_token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
@@ -89,8 +107,7 @@ def _layers(values: ConfigFields, row: Family, fmt: Format) -> tuple[LayerSpec, 
     routed = _routed_layers(values, row, len(kinds))
     rotated = row.rotated(values, kinds) if row.rotated else [True] * len(kinds)
     made: dict[tuple[str, bool, bool], LayerSpec] = {}
-    rope_dim = values.count("qk_rope_head_dim") if row.latent else _heads(values)[2]
-    ropes = rope_by_layer_kind(values, row.rope, rope_dim)
+    ropes = rope_by_layer_kind(values, row.rope, _rope_dim(values, row))
     for key in dict.fromkeys(zip(kinds, routed, rotated, strict=True)):
         is_routed = key[1]
         made[key] = LayerSpec(
