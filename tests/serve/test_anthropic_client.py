@@ -42,6 +42,12 @@ def test_create(client: anthropic.Anthropic) -> None:
     assert cut.stop_reason == "max_tokens" and cut.usage.output_tokens == 3
 
 
+def test_models(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.type, model.id, model.display_name) == ("model", "fake", "fake")
+    assert client.models.retrieve("fake").created_at == model.created_at
+
+
 def test_stream(client: anthropic.Anthropic) -> None:
     with client.messages.stream(model="fake", max_tokens=100, messages=MESSAGES) as stream:
         assert "".join(stream.text_stream) == ANSWER

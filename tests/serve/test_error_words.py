@@ -20,6 +20,11 @@ def item(value: Any) -> dict[str, Any]:
     return {"input": [{"role": "user", "content": "hi"}, value]}
 
 
+def allowed(name: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}}]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+
 def message(**fields: Any) -> dict[str, Any]:
     return {"model": "fake", "max_tokens": 5, "messages": HI, **fields}
 
@@ -31,8 +36,11 @@ def message(**fields: Any) -> dict[str, Any]:
          "messages.0.content.1.type", "only text is supported"),
         (CHAT, chat({"type": "input_audio"}), "messages.0.content.1.type", "only text"),
         (CHAT, chat({"type": "text", "text": None}), "messages.0.content.1.text", "valid string"),
-        (CHAT, {"messages": HI, "tool_choice": {"type": "allowed_tools"}},
-         "tool_choice.type", "'function'"),
+        (CHAT, {"messages": HI, "tool_choice": {"type": "any"}},
+         "tool_choice.type", "'function' or 'allowed_tools'"),
+        (CHAT, {"messages": HI, "tool_choice": allowed("look")},
+         "tool_choice", "an unknown tool: look"),
+        (CHAT, {"messages": HI, "functions": [{"name": "f"}]}, "functions", "fix: send tools"),
         (CHAT, {"messages": HI, "tool_choice": "sometimes"}, "tool_choice", "'none', 'auto'"),
         (CHAT, {"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "got 0"),
         (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
@@ -47,6 +55,7 @@ def message(**fields: Any) -> dict[str, Any]:
          "messages.0.content.0", "image"),
         (MESSAGES, message(stop_sequences=[""]), "stop_sequences", "empty"),
         (RESPONSES, item({"type": "web_search_call", "id": "w"}), "input.1.type", "'message'"),
+        (RESPONSES, item({"type": "file_search_call", "id": "w"}), "input.1.type", "'message'"),
         (RESPONSES, item({"type": "item_reference", "id": "i"}), "input.1.type", "send the item"),
         (RESPONSES, item({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}),
          "input.1.type", "'function_call'"),
@@ -73,6 +82,8 @@ def message(**fields: Any) -> dict[str, Any]:
         (RESPONSES, {"input": "x", "tools": [{"type": "function", "name": "a b"}]},
          "tools.0.name", "pattern"),
         (MESSAGES, message(tools=[{"name": "", "input_schema": {}}]), "tools.0.name", "at least 1"),
+        (MESSAGES, message(tools=[{"type": "bash_20250124", "name": "bash"}]),
+         "tools.0.type", "with an input_schema"),
         (MESSAGES, message(system=5), "system", "or a valid list"),
         (MESSAGES, message(messages=[{"role": "user", "content": [{"type": "image"}]}]),
          "messages.0.content.0.type", "only text is supported"),

@@ -94,6 +94,63 @@ async def test_named_tool_becomes_a_grammar(monkeypatch: pytest.MonkeyPatch) -> 
     assert sampling.structured and json.loads(sampling.structured.text) == LOOK["parameters"]
 
 
+FUNCTION = {"type": "function", "name": "look", "parameters": LOOK["parameters"]}
+OTHER: dict[str, Any] = {"name": "other", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            CHAT,
+            {
+                "tools": [*TOOLS, {"type": "function", "function": OTHER}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "required",
+                        "tools": [{"type": "function", "function": {"name": "look"}}],
+                    },
+                },
+            },
+        ),
+        (
+            "/v1/responses",
+            {
+                "tools": [FUNCTION, {"type": "function", **OTHER}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": "look"}],
+                },
+            },
+        ),
+    ],
+)
+async def test_allowed_tools_are_the_only_ones_that_can_be_called(
+    path: str, fields: dict[str, Any]
+) -> None:
+    engine = FakeEngine()
+    async with client_of(engine) as http:
+        reply = await http.post(path, json={**CHAT_BODY, "input": "hi", **fields})
+    assert reply.status_code == 200
+    ((_, sampling, _, _),) = engine.requests.values()
+    assert sampling.structured is not None
+    assert '"look"' in sampling.structured.text and '"other"' not in sampling.structured.text
+
+
+@pytest.mark.parametrize(("path", "kind"), [(CHAT, "messages"), ("/v1/responses", "input")])
+async def test_refusal_among_the_parts_of_a_message_is_its_text(path: str, kind: str) -> None:
+    engine = FakeEngine()
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I must not."}]}
+    turns = [{"role": "user", "content": "hi"}, refusal, {"role": "user", "content": "why?"}]
+    async with client_of(engine) as http:
+        reply = await http.post(path, json={kind: turns})
+    assert reply.status_code == 200, reply.text
+    ((prompt, _, _, _),) = engine.requests.values()
+    assert "I must not." in engine.tokenizer.decode(prompt)
+
+
 async def test_required_becomes_a_grammar_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     set_answer(monkeypatch, '[{"name": "look", "parameters": {"place": "Rome"}}]')
     engine = FakeEngine()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from ridgeline.serve.errors import ApiError
@@ -87,10 +88,20 @@ class MessageParam(OpenBody):
     content: str | list[InputBlock]
 
 
+def _check_tool_type(kind: Any) -> Any:
+    """Tools that Anthropic's servers run (web_search_20250305), or whose schema only they know
+    (bash_20250124)."""
+    if isinstance(kind, str) and kind != "custom":
+        message = "only tools with an input_schema are supported: this server runs no tools itself"
+        fix = "fix: describe the tool with an input_schema, and run it in the client"
+        raise PydanticCustomError("unsupported_tool", f"{message}; {fix}")
+    return kind
+
+
 class MessageTool(CacheableBody):
     """A tool that the model may call."""
 
-    type: Literal["custom"] | None = None
+    type: Annotated[Literal["custom"] | None, BeforeValidator(_check_tool_type)] = None
     name: FunctionId
     description: str | None = None
     input_schema: dict[str, Any]

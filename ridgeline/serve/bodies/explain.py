@@ -19,7 +19,7 @@ _SHOULD_BE = "Input should be "
 _DICTIONARY = re.compile(
     r"a valid dictionary( or object to extract fields from| or instance of \w+)?"
 )
-_NOT_TEXT = re.compile(r"image|audio|video|file|document")
+_NOT_TEXT = re.compile(r"((in|out)put_)?(image|audio|video|file|document)(_url)?")
 
 
 class BodyError(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ def _message(chosen: _Complaint, complaints: Sequence[_Complaint]) -> str:
     value = chosen.error["input"]
     if not _is_tag(chosen):
         return _message_of_union(chosen, complaints) or _plain(message)
-    if isinstance(value, str) and _NOT_TEXT.search(value):
+    if isinstance(value, str) and _NOT_TEXT.fullmatch(value):
         return "only text is supported; fix: send parts of type text"
     if value == "item_reference":
         return "this server stores no items; fix: send the item itself"

@@ -27,6 +27,7 @@ from ridgeline.serve.openai.sampling_params import (
     with_thinking,
 )
 from ridgeline.serve.openai.schemas import (
+    AllowedToolChoice,
     CacheControlParam,
     ChatCompletionRequest,
     DocumentParam,
@@ -230,6 +231,8 @@ def chat_output_format(body: ChatCompletionRequest, options: ServerOptions) -> O
     choice: ToolChoice
     if isinstance(body.tool_choice, NamedToolChoice):
         choice = ForcedTool(body.tool_choice.function.name)
+    elif isinstance(body.tool_choice, AllowedToolChoice):
+        choice = body.tool_choice.allowed_tools.mode
     else:
         choice = body.tool_choice or "auto"
     output_format = select_output_format(

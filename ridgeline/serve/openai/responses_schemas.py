@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ridgeline.serve.errors import ApiError
@@ -20,15 +20,18 @@ from ridgeline.serve.openai.schemas import (
     Priority,
     ReasoningEffort,
     extension_fields,
+    refusal_as_text,
     validate_fields,
 )
 
 
 class InputText(OpenBody):
-    """A part of a message; only text is supported."""
+    """A part of a message; only text, or a refusal, is supported."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
+
+    _read_refusal = model_validator(mode="before")(refusal_as_text)
 
 
 class InputMessage(OpenBody):
@@ -82,6 +85,14 @@ class ResponseToolChoice(OpenBody):
     name: FunctionId
 
 
+class ResponseAllowedTools(OpenBody):
+    """The tools that the model may, or must, choose from."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ResponseToolChoice] = Field(min_length=1)
+
+
 class ResponseTextFormat(OpenBody):
     """Structured output."""
 
@@ -123,7 +134,9 @@ class ResponsesRequest(OpenBody):
     top_p: Number | None = None
     stream: bool | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | ResponseToolChoice | ResponseAllowedTools | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: ResponseTextOptions | None = None
     reasoning: ResponseReasoningOptions | None = None
@@ -169,7 +182,11 @@ def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
     if isinstance(body.tool_choice, ResponseToolChoice):
-        chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+        chat["tool_choice"] = _named(body.tool_choice)
+    elif isinstance(body.tool_choice, ResponseAllowedTools):
+        names = [_named(tool) for tool in body.tool_choice.tools]
+        allowed = {"mode": body.tool_choice.mode, "tools": names}
+        chat["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
     given = {name: value for name, value in chat.items() if value is not None}
     return validate_fields(ChatCompletionRequest, given)
 
@@ -205,6 +222,10 @@ def _add_call(messages: list[dict[str, Any]], item: InputFunctionCall) -> None:
 
 def _text(content: str | list[InputText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _named(choice: ResponseToolChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.name}}
 
 
 def _tool(tool: ResponseTool) -> dict[str, Any]:

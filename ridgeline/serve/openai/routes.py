@@ -5,6 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
+from ridgeline.serve.anthropic.models import (
+    anthropic_model,
+    anthropic_models,
+    asks_as_anthropic,
+)
 from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.generation.respond import json_response, respond
 from ridgeline.serve.openai.chat import cache_policy, submit_chat
@@ -97,8 +102,10 @@ async def create_chat_completion(
     response_model=ModelList,
     responses=error_responses(),
 )
-async def list_models(service: ServiceDep) -> Response:
+async def list_models(request: Request, service: ServiceDep) -> Response:
     cards = [_model_card(own, name) for own in service.group.services for name in own.own_names]
+    if asks_as_anthropic(request):
+        return json_response(anthropic_models(cards))
     models: ModelList = {"object": "list", "data": cards}
     return json_response(models)
 
@@ -110,9 +117,10 @@ async def list_models(service: ServiceDep) -> Response:
     response_model=ModelCard,
     responses=error_responses(404),
 )
-async def get_model(name: str, service: ServiceDep) -> Response:
+async def get_model(name: str, request: Request, service: ServiceDep) -> Response:
     own = service.group.find(name)
-    return json_response(_model_card(own, own.check_model(name)))
+    card = _model_card(own, own.check_model(name))
+    return json_response(anthropic_model(card) if asks_as_anthropic(request) else card)
 
 
 def _model_card(service: Service, name: str) -> ModelCard:

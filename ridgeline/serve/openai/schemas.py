@@ -101,6 +101,15 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
 }
 """Field → the values that change nothing and are accepted."""
+_INSTEAD = {
+    "functions": "send tools",
+    "function_call": "send tool_choice",
+    "grammar": "send guided_grammar",
+    "regex": "send guided_regex",
+    "ebnf": "send guided_grammar",
+    "json_schema": "send response_format",
+}
+"""Refused field → what this server takes in its place."""
 
 
 class OpenBody(RequestModel):
@@ -216,11 +225,21 @@ class CompletionRequest(CompletionRequestBase):
     logprobs: Integer | None = None
 
 
+def refusal_as_text(part: Any) -> Any:
+    """A refusal among the parts of an assistant's message, as the text that it is."""
+    if isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part:
+        rest = {name: value for name, value in part.items() if name != "refusal"}
+        return {**rest, "type": "text", "text": part["refusal"]}
+    return part
+
+
 class TextContentPart(OpenBody):
-    """A part of a message's content; only text is supported."""
+    """A part of a message's content; only text, or a refusal, is supported."""
 
     type: Literal["text"]
     text: str
+
+    _read_refusal = model_validator(mode="before")(refusal_as_text)
 
 
 class FunctionName(OpenBody):
@@ -304,6 +323,20 @@ class NamedToolChoice(OpenBody):
     function: FunctionName
 
 
+class AllowedTools(OpenBody):
+    """The tools that the model may, or must, choose from."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice] = Field(min_length=1)
+
+
+class AllowedToolChoice(OpenBody):
+    """The other tools are treated as if they had not been offered."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class PredictedContent(OpenBody):
     """The text that the response is expected to repeat, mostly: OpenAI's Predicted Outputs."""
 
@@ -343,7 +376,7 @@ class ContextReductionParam(RequestModel):
     keep_unit: Literal["sentence", "word"] | None = None
 
 
-ChatToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+ChatToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice
 
 
 class ChatCompletionRequest(CompletionRequestBase):
@@ -367,6 +400,18 @@ class ChatCompletionRequest(CompletionRequestBase):
     truncation: Literal["auto", "disabled"] | None = None
     parse_special: bool | None = None
 
+    @model_validator(mode="after")
+    def _keep_allowed_tools(self) -> ChatCompletionRequest:
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            allowed = self.tool_choice.allowed_tools
+            names = {choice.function.name for choice in allowed.tools}
+            tools = [tool for tool in self.tools or () if tool.function.name in names]
+            if unknown := names - {tool.function.name for tool in tools}:
+                message = f"tool_choice names an unknown tool: {min(unknown)}"
+                raise ApiError(400, message, param="tool_choice")
+            self.tools, self.tool_choice = tools, allowed.mode
+        return self
+
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -384,7 +429,8 @@ def check_supported(body: CompletionRequestBase) -> None:
     combinations that cannot be served."""
     for name, value in (body.model_extra or {}).items():
         if name in REFUSED and value not in REFUSED[name]:
-            message = f"{name} is not supported by this server; fix: leave {name} out"
+            fix = _INSTEAD.get(name, f"leave {name} out")
+            message = f"{name} is not supported by this server; fix: {fix}"
             raise ApiError(400, message, param=name)
     structured = body.structured_outputs
     for name, value in ((structured and structured.model_extra) or {}).items():
