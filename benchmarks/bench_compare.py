@@ -1,7 +1,7 @@
 """Does `ridgeline compare` tell a change from noise, on this machine, next to a CPU hog?
 
     python benchmarks/bench_compare.py [--pairs 20] [--changed 10] [--model demo] [--rate 12]
-        [--prompts 40] [--runs 4] [--slower 0.10] [--json FILE]
+        [--prompts 40] [--runs 8] [--slower 0.10] [--json FILE]
 
 One server answers all loads. A pair is two results of `ridgeline bench --url`, before and after, of
 `--runs` runs each, and one `ridgeline compare` of them.
@@ -134,12 +134,13 @@ def main() -> None:
     parser.add_argument("--workload", default="synthetic:input=128,output=32")
     parser.add_argument("--rate", type=float, default=12.0)
     parser.add_argument("--prompts", type=int, default=40)
-    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--slower", type=float, default=0.10)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     codes: dict[str, Counter[int]] = {"unchanged": Counter(), "hog": Counter(), "slower": Counter()}
-    with running_server(args.model) as (url, pid):
+    with running_server(args.model) as (url, pid), tempfile.TemporaryDirectory() as folder:
+        measure(url, Path(folder, "warm"), args)  # all sides find their prompts in the prefix cache
         for number in range(args.pairs):
             kind = "hog" if number % 2 else "unchanged"
             change = hog() if kind == "hog" else contextlib.nullcontext()

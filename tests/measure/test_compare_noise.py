@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
+from scipy.stats import ttest_rel
 
 from ridgeline.measure.results.comparison import (
     MetricComparison,
@@ -20,6 +22,7 @@ from ridgeline.records import MachineLoad, Slo
 from ridgeline.stats import hochberg
 from ridgeline.workflows.bench.bench import bench_diagnosis
 from ridgeline.workflows.compare_runs import ResultComparison, compare_runs
+from tests.measure.simulated_run import simulated_runs
 
 NUM_REQUESTS = 64
 RUN_SD = 0.012  # run-to-run noise of a quiet machine
@@ -97,6 +100,27 @@ def test_repeated_runs_find_a_smaller_slowdown() -> None:
         for i in range(10)
     )
     assert found >= 8
+
+
+def test_eight_runs_a_side_find_a_slowdown_of_a_tenth_and_raise_no_more_false_alarms() -> None:
+    """On a server in virtual time, with stalls and a speed that differs from run to run."""
+    sides = [
+        [simulated_runs(f"{pair}/{kind}", 8, slower=0.1 * (kind == "c")) for kind in "abc"]
+        for pair in range(20)
+    ]
+    alarms = sum(conclusion(a, b) == "regressed" for a, b, _ in sides)
+    found = sum(conclusion(a, c) == "regressed" for a, _, c in sides)
+    assert alarms <= 1 and found >= 18
+
+
+def test_mean_latencies_are_not_corrected_for_the_number_of_other_metrics() -> None:
+    a, b = simulated_runs("a", 4), simulated_runs("b", 4, slower=0.1)
+    p_values = {one.metric: one.p_value for one in compare_results(a, b)}
+    means = ("ttft_mean", "tpot_mean", "e2e_mean")
+    logs = {m: [[math.log(fmean(r.samples[m[:-5]])) for r in s] for s in (a, b)] for m in means}
+    raw = [float(ttest_rel(*logs[metric]).pvalue) for metric in means]
+    expected = [p / 0.8 for p in hochberg(raw) if p is not None]
+    assert [p_values[metric] for metric in means] == pytest.approx(expected)
 
 
 def test_busy_run_is_named_with_the_share_that_was_taken() -> None:
