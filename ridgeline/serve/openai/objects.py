@@ -229,6 +229,25 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
+class AnthropicModel(TypedDict):
+    """A served model in Anthropic's shape. `max_input_tokens` bounds prompt and output together."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: NonNegative
+
+
+class AnthropicModelList(TypedDict):
+    """All served models, as one page."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
 class EmbeddingObject(TypedDict):
     """Numbers, or little-endian float32 in base64."""
 

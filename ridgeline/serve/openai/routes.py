@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
-from ridgeline.serve.anthropic.models import (
-    anthropic_model,
-    anthropic_models,
-    asks_as_anthropic,
-)
 from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.generation.respond import json_response, respond
 from ridgeline.serve.openai.chat import cache_policy, submit_chat
 from ridgeline.serve.openai.chat_stream import ChatCompletionStream
 from ridgeline.serve.openai.completion_stream import CompletionStream
 from ridgeline.serve.openai.objects import (
+    AnthropicModel,
+    AnthropicModelList,
     ChatCompletionResponse,
     CompletionResponse,
     ModelCard,
@@ -104,8 +103,13 @@ async def create_chat_completion(
 )
 async def list_models(request: Request, service: ServiceDep) -> Response:
     cards = [_model_card(own, name) for own in service.group.services for name in own.own_names]
-    if asks_as_anthropic(request):
-        return json_response(anthropic_models(cards))
+    if _asks_as_anthropic(request):
+        listed = [_anthropic_model(card) for card in cards]
+        page: AnthropicModelList = {
+            "data": listed, "has_more": False, "first_id": cards[0]["id"],
+            "last_id": cards[-1]["id"],
+        }  # fmt: skip
+        return json_response(page)
     models: ModelList = {"object": "list", "data": cards}
     return json_response(models)
 
@@ -120,7 +124,22 @@ async def list_models(request: Request, service: ServiceDep) -> Response:
 async def get_model(name: str, request: Request, service: ServiceDep) -> Response:
     own = service.group.find(name)
     card = _model_card(own, own.check_model(name))
-    return json_response(anthropic_model(card) if asks_as_anthropic(request) else card)
+    return json_response(_anthropic_model(card) if _asks_as_anthropic(request) else card)
+
+
+def _asks_as_anthropic(request: Request) -> bool:
+    """Whether the request has the header that Anthropic's API requires of every request."""
+    return "anthropic-version" in request.headers
+
+
+def _anthropic_model(card: ModelCard) -> AnthropicModel:
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat(),
+        "max_input_tokens": card["max_model_len"],
+    }
 
 
 def _model_card(service: Service, name: str) -> ModelCard:
