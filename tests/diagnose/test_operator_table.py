@@ -132,3 +132,13 @@ def test_the_chart_puts_points_below_their_roof() -> None:
 
 def test_no_points_give_an_empty_chart() -> None:
     assert roofline_text([], PEAKS) == ()
+
+
+def test_figures_of_several_accelerators_do_not_run_together_in_the_legend() -> None:
+    peaks = Peaks(bytes_s=27e12, flops_s=8e15, dtype="bfloat16")
+    point = RooflinePoint(
+        name="prefill", phase="prefill", intensity=506.0, achieved_flops_s=2.4e15,
+        achieved_bytes_s=5e12, roof_flops_s=8e15, time_s=1.0, num_steps=1,
+    )  # fmt: skip
+    legend = roofline_text([point], peaks)[-1].split()
+    assert legend[:4] == ["a", "prefill", "506", "2,400,000"]

@@ -33,7 +33,7 @@ def roofline_text(points: Sequence[RooflinePoint], peaks: Peaks) -> tuple[str, .
         _legend_row(letter, f"{name:<{width}}", point, peaks)
         for letter, name, point in zip(MARKS, names, points, strict=False)
     ]
-    head = f"   {'':<{width}}{'FLOP/byte':>10}{'GFLOP/s':>9}   of its roof"
+    head = f"   {'':<{width}}{'FLOP/byte':>10}{'GFLOP/s':>13}   of its roof"
     return (*plot.lines(), "", head, *legend)
 
 
@@ -45,7 +45,7 @@ def _label(point: RooflinePoint) -> str:
 def _legend_row(letter: str, name: str, point: RooflinePoint, peaks: Peaks) -> str:
     side = "bandwidth" if point.intensity < peaks.ridge else "compute"
     return (
-        f"{letter}  {name}{rounded(point.intensity):>10}{rounded(point.achieved_flops_s / 1e9):>9}"
+        f"{letter}  {name}{rounded(point.intensity):>10}{rounded(point.achieved_flops_s / 1e9):>13}"
         f"{point.share_of_roof:>7.0%} ({side})"
     )
 

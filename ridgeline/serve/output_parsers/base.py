@@ -107,7 +107,8 @@ def to_call(value: object) -> ParsedToolCall | None:
     """`{"name": …, "arguments" or "parameters": {…}}` as a call; None if it is not one."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    arguments = value.get("arguments", value.get("parameters", {}))
+    given = [value.get("arguments"), value.get("parameters")]
+    arguments = next((each for each in given if each is not None), {})
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

@@ -277,6 +277,11 @@ def test_malformed_call_does_not_swallow_the_next_one(name: str) -> None:
         assert parts == [Content(broken), call("look", PARIS)]
 
 
+def test_call_with_null_as_arguments_has_none() -> None:
+    text = '<tool_call>{"name": "noop", "arguments": null}</tool_call>'
+    assert parse(tool_call_format("hermes").parser(TOOLS), text) == [call("noop", {})]
+
+
 def test_bare_json_answer_with_a_name_is_no_call_of_llama() -> None:
     text = '{"name": "Ada", "born": 1815}'
     parser = tool_call_format("llama3_json").parser
