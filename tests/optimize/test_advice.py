@@ -117,6 +117,7 @@ async def test_advice_has_flags_intervals_and_commands_to_verify(
     advice = workflow.advise(Settings(model="demo"), OptimizeOptions(model="demo"), server)
     assert advice.server_kind == "vllm" and advice.command == SERVER_CMD
     assert "taken to run on this machine" in advice.assumed
+    assert advice.verify[0] == "mkdir -p before after"  # bench refuses a missing folder
     assert any("ridgeline compare" in line for line in advice.verify)
     change = next(row for row in advice.changes if "--max-num-seqs" in row.flags)
     assert change.flags[1] in change.command and "--max-num-seqs 8" not in change.command + " "

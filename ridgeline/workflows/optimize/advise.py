@@ -39,7 +39,7 @@ from ridgeline.workflows.optimize.restartable_server import ServerRecipe, probe_
 from ridgeline.workflows.optimize.server_driver import RestartableServer, read_server
 from ridgeline.workflows.run_async import run_async
 
-VERIFY_RUNS = 5
+VERIFY_RUNS = 8
 
 
 class AdvisedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +206,7 @@ def _verify_commands(
         f'--slo "{options.slo}" --request-rate {rate:.3g} --num-runs {VERIFY_RUNS}'
     )
     return (
+        "mkdir -p before after",
         f"{bench} --log before/run.jsonl",
         "# apply the change, then",
         f"{bench} --log after/run.jsonl",
