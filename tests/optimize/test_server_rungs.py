@@ -283,6 +283,12 @@ def test_switches_of_the_command_are_facts_that_rungs_require() -> None:
     assert (sync.facts["server_eager"], sync.facts["server_sync"]) == (False, True)
 
 
+def test_devices_that_the_command_spreads_the_server_over_are_a_fact() -> None:
+    spread = recipe_of("vllm serve m -tp 4 -dp 2 --port {port} {flags}")
+    assert spread.facts["server_devices"] == 8
+    assert recipe_of("vllm serve m --port {port} {flags}").facts["server_devices"] == 1
+
+
 LATE = b"""# TYPE ridgeline_twin_late_seconds counter
 ridgeline_twin_late_seconds_total 1.5
 """

@@ -192,7 +192,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
             "server_compiles_less": compile_level in LOW_COMPILE_LEVELS,
             "server_limits_layers": "--gpu-layers" in own,
             "server_limits_tokens": "--max-batch-total-tokens" in own,
-            "server_devices": self.num_devices or 1,
+            "server_devices": self.num_devices or _named_devices(self.command.command),
         }
 
     @property
@@ -275,3 +275,9 @@ def server_recipe(
         candidate_drafters=server.candidate_drafters,
         candidate_commands=server.candidate_commands,
     )
+
+
+def _named_devices(command: str) -> int:
+    """Over how many devices a command line spreads one server; 1 where it says nothing."""
+    found = find_command(command)
+    return 1 if found is None else found[1].tp * found[1].dp
