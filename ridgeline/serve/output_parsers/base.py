@@ -108,7 +108,7 @@ def to_call(value: object) -> ParsedToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     given = [value.get("arguments"), value.get("parameters")]
-    arguments = next((each for each in given if each is not None), {})
+    arguments: object = next((each for each in given if each is not None), {})
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
