@@ -69,7 +69,7 @@ WITHOUT_REAL_FIGURES = {
     "flashinfer-attention": "for GPUs; never ran on one",
     "flex-attention": "for GPUs; never ran on one",
     "integer-tensor-parallelism": "latencies, for an idle machine: bench_parallel.py",
-    "mixed-widths": "the sensitivities of SmolLM2's products take half an hour of one core",
+    "mixed-widths": "the sensitivities of SmolLM2's products take ten minutes: not run yet",
     "nccl-collectives": "needs several GPUs",
     "piecewise-graphs": "for GPUs; its gain was never timed on one",
     "qat": "trains the whole model: hours for SmolLM2 on two cores",
@@ -77,7 +77,6 @@ WITHOUT_REAL_FIGURES = {
     "slo-admission": "goodput, for an idle machine: bench_throttle.py --model smollm2",
     "sparse-24": "for GPUs; never ran on one",
     "thread-plan": "times, for an idle machine: bench_switches.py --only engine",
-    "weight-masks": "masks of SmolLM2 were not measured",
 }
 
 
