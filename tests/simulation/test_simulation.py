@@ -30,6 +30,11 @@ def test_batches_survive_every_death_of_the_server(seed: int) -> None:
     simulate_batches(seed)
 
 
+def test_a_choice_without_tokens_is_resumed_next_to_one_that_has_some() -> None:
+    """Of n = 2, killed before the second choice began, and preempted once it had."""
+    simulate_batches(210516)
+
+
 def test_an_engine_may_die_after_the_last_client_has_left() -> None:
     """The server notices up to a tenth of a second later, and stops then."""
     assert "the scheduler breaks" in "\n".join(simulate(200177).trace)

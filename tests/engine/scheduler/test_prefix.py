@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache, block_digest, root_digest
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.errors import BadInput
-from tests.engine.scheduler.helpers import sequence
+from tests.engine.scheduler.helpers import make_request, scheduler, sequence, step
 
 SIZE = 4
 
@@ -109,3 +110,23 @@ def test_digests_depend_on_parent_and_tokens() -> None:
 def test_time_to_live_must_be_positive(pool: BlockPool) -> None:
     with pytest.raises(BadInput):
         PrefixCache(pool, ttl_s=0.0)
+
+
+@pytest.mark.parametrize("num_resumed", [1, 3, 9])
+def test_a_choice_forked_from_a_resumed_one_has_the_digests_of_its_own_text(
+    num_resumed: int,
+) -> None:
+    """Otherwise its blocks are found for the other choice's text, and that one's for its own."""
+    sched = scheduler(prefix=True, block_size=2, num_blocks=64, eos=())
+    request = make_request(num_prompt=5, n=3, max_tokens=12)
+    resumed = (tuple(range(40, 40 + num_resumed)), (), ())
+    sched.add(msgspec.structs.replace(request, resumed=resumed))
+    num_checked, token = 0, 50
+    while sched.has_work:
+        step(sched, token=(token := token + 1))
+        for seq in sched.running:
+            fresh = sequence(list(seq.tokens))
+            sched.cache.extend_digests(fresh, len(seq.digests))  # type: ignore[attr-defined]
+            assert seq.digests == fresh.digests
+            num_checked += seq.index > 0 and len(seq.digests) > 3
+    assert num_checked > 4

@@ -114,7 +114,8 @@ class SequenceRegistry:
         It knows the first `num_known` tokens of `source`.
         """
         seq = self._new_sequence(source.group, index, source.tokens[:num_known])
-        seq.digests = list(source.digests)
+        # A source that was resumed or preempted may know more than is shared.
+        seq.digests = source.digests[: num_known // self._block_size]
         return seq
 
     def add_choice(self, group: SequenceGroup) -> int:
