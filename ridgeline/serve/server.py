@@ -156,7 +156,7 @@ class GracefulServer(uvicorn.Server):
     """
 
     closes_on_stop = False
-    _signalled_s = 0.0
+    _signalled_s: float | None = None
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class GracefulServer(uvicorn.Server):
         with its parent gets one from each of the parent's threads.
         """
         now_s = time.monotonic()
-        if not self._service.drain.is_draining:
+        if self._signalled_s is None:  # it may drain already, because an engine has died
             self._signalled_s = now_s
         elif not self.closes_on_stop or now_s - self._signalled_s > _REPEATED_S:
             self.should_exit = self.force_exit = True

@@ -40,6 +40,12 @@ def test_an_engine_may_die_after_the_last_client_has_left() -> None:
     assert "the scheduler breaks" in "\n".join(simulate(200177).trace)
 
 
+@pytest.mark.parametrize("seed", [300839, 302344])
+def test_the_first_signal_cuts_nothing_off_that_a_dead_engine_left(seed: int) -> None:
+    """The server drains already then: answers of its other models still end."""
+    simulate(seed)
+
+
 @pytest.mark.parametrize("seed", [3, 4, 17])
 def test_a_seed_repeats_its_run(seed: int) -> None:
     assert simulate(seed).trace == simulate(seed).trace
