@@ -133,11 +133,15 @@ class Simulator(Protocol):
 
 
 class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Commands printed at the end of a result; {model}, {workload} and {slo} are substituted."""
+    """Commands printed at the end of a result; {model}, {workload} and {slo} are substituted.
+
+    `folder`: of the search's state, where the same command can continue it; "" where it cannot.
+    """
 
     serve: str = "ridgeline serve --config ridgeline.toml"
     optimize: str = "ridgeline optimize --config ridgeline.toml --workload {workload} --slo {slo}"
     bench: str = "ridgeline bench --config ridgeline.toml --workload {workload} --slo {slo}"
+    folder: str = ""
 
 
 def recorded_steps(run: RunTrace, settings: Settings) -> Sequence[StepStat]:

@@ -434,7 +434,8 @@ def _next_steps(result: LadderResult, commands: NextSteps) -> tuple[str, ...]:
 
     steps = []
     if result.kept:
-        served = f"serve {provenance.model} with the settings found"
+        model = provenance.model.removeprefix("dummy:" if provenance.server else "")
+        served = f"serve {model} with the settings found"
         steps.append(f"{filled(commands.serve)}      # {served}")
     waiting = [left for left in result.not_tried if "the budget ended" in left.reason]
     noisy = [trial for trial in result.trials if trial.verdict in ("inconclusive", "cut short")]
@@ -444,6 +445,9 @@ def _next_steps(result: LadderResult, commands: NextSteps) -> tuple[str, ...]:
         why = f"{len(waiting)} rung(s) not reached, {len(noisy)} inconclusive"
         objective = provenance.objective
         goal = "" if objective == "goodput" else f" --objective {objective}"
-        steps.append(f"{filled(commands.optimize)}{goal} --budget {minutes}m      # {why}")
+        # What was tried is not tried again by a search that is resumed.
+        resume = f" --resume {shlex.quote(commands.folder)}" if waiting and commands.folder else ""
+        budget = f"--budget {minutes}m"
+        steps.append(f"{filled(commands.optimize)}{goal}{resume} {budget}      # {why}")
     steps.append(f"{filled(commands.bench)}      # measure again")
     return tuple(steps)

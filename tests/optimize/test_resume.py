@@ -56,6 +56,22 @@ async def test_time_already_spent_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_search_that_ran_out_of_time_says_how_it_continues(tmp_path: Path) -> None:
+    fake = Fake()
+    environment = fake.environment()
+    steps = msgspec.structs.replace(environment.next_steps, folder=str(tmp_path))
+    environment = msgspec.structs.replace(environment, next_steps=steps)
+    short = msgspec.structs.replace(job(900.0), budget_s=90.0)
+    first = await optimize(short, environment, RUNGS, clock=fake.clock, state=StateFile(tmp_path))
+    assert first.ended == "budget spent" and first.trials
+    assert any(f"--resume {tmp_path} --budget" in step for step in first.next_steps)
+    rest = await search(Fake(), StateFile(tmp_path, resume=True))
+    assert verdicts(rest)[: len(first.trials)] == verdicts(first)
+    assert len(rest.trials) > len(first.trials)
+    assert not any("--resume" in step for step in rest.next_steps)
+
+
+@pytest.mark.slow
 async def test_lossy_rungs_end_where_the_baselines_distributions_are_lost(tmp_path: Path) -> None:
     fake = Fake(physics=Physics(int8_speed=2.0))
     kept = await search(fake, StateFile(tmp_path), only("int8"))

@@ -136,6 +136,9 @@ def optimize(
         else:
             load_planning_spec(settings.model)
         environment = _environment(job, workload, calibration, recipe, logs, observer)
+        if recipe is not None and folder is not None:
+            steps_after = msgspec.structs.replace(environment.next_steps, folder=str(folder))
+            environment = msgspec.structs.replace(environment, next_steps=steps_after)
         result = run_async(
             search(
                 job,
