@@ -154,11 +154,14 @@ async def test_server_that_never_answers_is_reported_once(
 async def test_web_server_that_is_no_backend_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    is_closed = asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readline():
             writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
-        writer.close()
+        writer.transport.abort()
+        is_closed.set()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -166,6 +169,7 @@ async def test_web_server_that_is_no_backend_is_reported_once(
         for _ in range(2):
             await backends._probe(backends.all[0])
         backends.all[0].close()
+        await asyncio.wait_for(is_closed.wait(), 10)
     assert backends.all[0].state == "starting"
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == f"backend {url} is no server of an OpenAI API: /health answers 404"
