@@ -28,7 +28,8 @@ from starlette.types import ASGIApp
 from ridgeline.config.server import ServerOptions
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.serve.auth.middleware import is_loopback
-from ridgeline.serve.connection import ConnectionLimits, limited_protocol
+from ridgeline.serve.connections.open_files import connections_that_fit, raise_limit
+from ridgeline.serve.connections.protocol import ConnectionLimits, limited_protocol
 from ridgeline.serve.drain import DrainState
 
 _LOG = logging.getLogger(__name__)
@@ -52,13 +53,16 @@ def check_exposed(options: ServerOptions) -> None:
         )
 
 
-def listen(options: ServerOptions) -> socket.socket:
-    """A listening socket; BadInput if the address cannot be used.
+def listen(options: ServerOptions, files_each: int = 1) -> socket.socket:
+    """A listening socket; BadInput if the address cannot be used, or too few files may be open.
+
+    Each connection takes `files_each` descriptors of open files.
 
     Connections inherit TCP_NODELAY: tokens are small packets, and Nagle's algorithm with delayed
     acknowledgements would hold back every second one for 40 ms. (asyncio sets the option only on
     sockets that were created with a protocol number.)
     """
+    raise_limit(options.max_num_connections, files_each)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         address = options.host, options.port
@@ -101,11 +105,11 @@ def run(
         )
 
 
-def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, options: ServerOptions, files_each: int = 1) -> uvicorn.Config:
     """uvicorn's configuration. Its own graceful shutdown is short: requests had their time while
-    the server drained."""
+    the server drained. `files_each` as in `listen`."""
     limits = ConnectionLimits(
-        max_connections=options.max_num_connections,
+        max_connections=connections_that_fit(options.max_num_connections, files_each),
         header_timeout_s=options.header_timeout_s,
         body_timeout_s=2 * options.body_timeout_s,
         send_timeout_s=options.send_timeout_s,

@@ -11,6 +11,9 @@ from ridgeline.errors import BadInput
 from ridgeline.fleet.app import GatewayService, create_gateway_app
 from ridgeline.serve.server import GracefulServer, check_exposed, listen, url_of, uvicorn_config
 
+_FILES_EACH = 2
+"""A connection of a client, and one to a server."""
+
 
 def route(
     options: RouteOptions,
@@ -44,8 +47,9 @@ def route(
     check_exposed(server_options)
     service = GatewayService(server_options)
     app = create_gateway_app(options, service, canary, fallback)
-    with listen(server_options) as listener:
-        config = uvicorn_config(app, replace(server_options, port=listener.getsockname()[1]))
+    with listen(server_options, _FILES_EACH) as listener:
+        bound = replace(server_options, port=listener.getsockname()[1])
+        config = uvicorn_config(app, bound, _FILES_EACH)
         url = url_of(listener)
         server = GracefulServer(config, service, lambda: on_ready(url))
         server.closes_on_stop = options.close_on_stop

@@ -1,0 +1,1 @@
+"""Connections of clients: their limits of number, time and size."""
