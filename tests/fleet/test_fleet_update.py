@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ridgeline.errors import CannotRun
 from ridgeline.fleet.ray import deploy
 from ridgeline.fleet.ray.child_process import url_of
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
@@ -171,3 +173,32 @@ def test_server_listens_where_the_gateway_reaches_it_and_no_further() -> None:
     assert listening_address("10.0.0.7", "10.0.0.7") == "127.0.0.1"
     assert listening_address("10.0.0.8", "10.0.0.7") == "10.0.0.8"
     assert url_of("fd00::8", 8000) == "http://[fd00::8]:8000"
+
+
+class RefusingRay:
+    """Of Ray, a cluster that does not let this machine in."""
+
+    exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def init(self, *_: object, **__: object) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, RefusingRay.exceptions.RayError])
+@pytest.mark.parametrize("start", [False, True])
+def test_token_that_is_refused_is_named_with_what_to_do(
+    kind: type[Exception], start: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = kind("UNAUTHENTICATED: InvalidAuthToken:\n bad token")
+    monkeypatch.setattr(deploy, "import_ray", lambda: RefusingRay(error))
+    with pytest.raises(CannotRun, match=r"InvalidAuthToken: bad token.*copy ~/.ray/auth_token"):
+        deploy.connect(None, start=start)
+
+
+def test_cluster_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "import_ray", lambda: RefusingRay(ConnectionError("nobody")))
+    with pytest.raises(CannotRun, match="no Ray cluster answers: nobody"):
+        deploy.connect("10.0.0.1:6379", start=False)

@@ -43,8 +43,10 @@ def connect(address: str | None, *, start: bool) -> bool:
         ray.init(address or "auto", **options)
         return False
     except ConnectionError as error:
-        if address is not None or not start:
-            raise CannotRun(f"no Ray cluster answers: {error}") from None
+        if address is not None or not start or is_about_token(error):
+            raise no_cluster(error) from None
+    except ray.exceptions.RayError as error:
+        raise no_cluster(error) from None
     for _ in range(_START_ATTEMPTS):
         try:
             ray.init(include_dashboard=False, **options)
@@ -53,6 +55,22 @@ def connect(address: str | None, *, start: bool) -> bool:
             ray.shutdown()
             why = str(error)
     raise CannotRun(f"Ray does not start: {startup_cause() or why}")
+
+
+def is_about_token(error: Exception) -> bool:
+    """Whether a cluster runs, and only the token of this machine is missing or another one."""
+    return re.search(r"AuthToken|RAY_AUTH|[Aa]uthentication", str(error)) is not None
+
+
+def no_cluster(error: Exception) -> CannotRun:
+    """Why no Ray cluster can be used, as Ray says it."""
+    if not is_about_token(error):
+        return CannotRun(f"no Ray cluster answers: {error}")
+    return CannotRun(
+        f"the Ray cluster does not accept this machine: {' '.join(str(error).split())[:300]}",
+        fix="give every machine the same token before `ray start`: copy ~/.ray/auth_token of the "
+        "first one, or set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
+    )
 
 
 def startup_cause() -> str | None:
