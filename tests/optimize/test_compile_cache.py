@@ -111,12 +111,13 @@ def test_container_mounts_a_folder_or_a_volume(place: Place) -> None:
 
 def test_container_without_a_cache_gets_a_volume(place: Place) -> None:
     said: list[str] = []
-    _, driver = open_driver(in_docker(place), place.folder, said.append)
+    server = in_docker(place)
+    _, driver = open_driver(server, place.folder, said.append)
     stop, start = driver.plan(["--seed=1"])
     assert "stop" in stop.words
     assert f"type=volume,source=ridgeline-compile-vllm,target={MOUNTED_AT}" in start.words
     assert "--compile-cache none" in said[0]
-    server = msgspec.structs.replace(in_docker(place), compile_cache="none")
+    server = msgspec.structs.replace(server, compile_cache="none")
     assert MOUNTED_AT not in str(open_driver(server, place.folder, print)[1].plan(["--seed=1"]))
 
 
