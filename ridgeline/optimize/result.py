@@ -73,13 +73,14 @@ class GainPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):
     """Greedy outputs compared with the incumbent's. `near_ties`: differences between two equal best
-    tokens.
+    tokens. `num_unstable`: differences where the incumbent does not reproduce its own answer.
     """
 
     num_prompts: int
     num_tokens: int
     same: bool
     near_ties: int = 0
+    num_unstable: int = 0
     detail: str = ""
 
 

@@ -62,6 +62,7 @@ class CandidateChecks:
         self._environment, self._runner = environment, runner
         self._num_tokens = MIN_TOKENS
         self._known: tuple[Deployment, Outputs] | None = None
+        self._other_company: tuple[Deployment, Sequence[Outputs]] | None = None
         self._text: TextReference | None = None
         self._tasks: Sequence[TaskReference] = ()
         self._served: ServedReference | None = None
@@ -109,14 +110,21 @@ class CandidateChecks:
         prompts = self._environment.check_prompts
         before = await self._greedy(incumbent)
         after = await candidate.greedy(prompts, self._num_tokens)
-        ties, detail = 0, ""
-        for prompt, old, new in zip(prompts, before, after, strict=True):
+        ties, far = 0, []
+        for i, (prompt, old, new) in enumerate(zip(prompts, before, after, strict=True)):
             if old == new:
                 continue
             where = first_difference(old, new)
             gap = incumbent.margin(prompt, old, where)
             if gap < self._environment.near_tie:
                 ties += 1
+            else:
+                far.append((i, where, gap))
+        own = await self._answers_in_other_company(incumbent) if far else ()
+        unstable, detail = 0, ""
+        for i, where, gap in far:
+            if any(first_difference(before[i], other[i]) <= where for other in own):
+                unstable += 1
             else:
                 detail = detail or (
                     f"token {where + 1} of a continuation differs where the two best tokens are "
@@ -127,8 +135,24 @@ class CandidateChecks:
             num_tokens=sum(map(len, before)),
             same=not detail,
             near_ties=ties,
+            num_unstable=unstable,
             detail=detail,
         )
+
+    async def _answers_in_other_company(self, incumbent: Deployment) -> Sequence[Outputs]:
+        """The incumbent's continuations again: each alone, all in the reverse order, all as before.
+
+        Servers whose rounding depends on the batch do not reproduce their own answers, and an
+        exact change cannot be expected to.
+        """
+        if self._other_company is None or self._other_company[0] is not incumbent:
+            self._runner.report("checking whether the incumbent reproduces its own answers")
+            prompts, num_tokens = self._environment.check_prompts, self._num_tokens
+            alone = [(await incumbent.greedy([prompt], num_tokens))[0] for prompt in prompts]
+            backwards = await incumbent.greedy(prompts[::-1], num_tokens)
+            again = await incumbent.greedy(prompts, num_tokens)
+            self._other_company = incumbent, (alone, backwards[::-1], again)
+        return self._other_company[1]
 
     async def outputs_agree(
         self, rung: Rung, incumbent: Deployment, candidate: Deployment, evidence: TrialEvidence

@@ -108,7 +108,7 @@ class ServerDeployment:
         self._info, self._names, self._vocab_size = info, names, vocab_size
         self._warmed: int | None = None  # number of the start that was warmed up
         self._accepted = AcceptedPrompts()
-        self._margins: dict[tuple[int, ...], list[float]] = {}
+        self._margins: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -190,7 +190,7 @@ class ServerDeployment:
         )
 
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
-        margins = self._margins.get(tuple(prompt), [])
+        margins = self._margins.get((tuple(prompt), tuple(output)), [])
         return margins[place] if place < len(margins) else 0.0
 
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
@@ -225,8 +225,9 @@ class ServerDeployment:
         except CannotRun:  # many servers refuse logprobs
             answer = await post(url, path, body, self._model.api_key)
         texts, margins = read_logprobs(answer)
-        self._margins[tuple(prompt)] = margins
-        return tuple(self._names.setdefault(text, len(self._names)) for text in texts)
+        output = tuple(self._names.setdefault(text, len(self._names)) for text in texts)
+        self._margins[tuple(prompt), output] = margins
+        return output
 
     def _greedy_body(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         body: dict[str, object] = {

@@ -88,6 +88,8 @@ def exactness_line(exactness: Exactness) -> str:
     if not exactness.same:
         return f"NOT exact: {exactness.detail}"
     ties = f", {exactness.near_ties} near tie(s)" if exactness.near_ties else ""
+    if exactness.num_unstable:
+        ties += f", {exactness.num_unstable} where the baseline's own answers vary"
     return f"same tokens ({exactness.num_prompts} prompts, {exactness.num_tokens} tokens{ties})"
 
 

@@ -1,0 +1,96 @@
+"""Equal tokens: what a change may do to answers if it claims none, on servers that round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ridgeline.optimize.external.server_deployment import ServerDeployment
+from ridgeline.optimize.output.number_format import exactness_line
+from ridgeline.optimize.result import Exactness
+from ridgeline.optimize.trial_checks import CandidateChecks
+
+PROMPTS = ((1,), (2,), (3,))
+Answer = Callable[[int, int], tuple[int, ...]]
+
+
+class Server:
+    """`answer(prompt, place among those sent together)`; two best tokens `gap` nats apart."""
+
+    def __init__(self, answer: Answer, gap: float = 0.9) -> None:
+        self.answer, self.gap = answer, gap
+        self.num_calls = 0
+
+    async def greedy(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int
+    ) -> list[tuple[int, ...]]:
+        self.num_calls += 1
+        return [self.answer(prompt[0], i) for i, prompt in enumerate(prompts)]
+
+    def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
+        return self.gap
+
+
+def compared(incumbent: Server, candidate: Server) -> Exactness:
+    environment: Any = SimpleNamespace(check_prompts=PROMPTS, near_tie=0.1, evaluation=None)
+    runner: Any = SimpleNamespace(report=lambda text: None, budget=None)
+    checks = CandidateChecks(environment, runner)
+    return asyncio.run(checks.same_tokens(incumbent, candidate))  # type: ignore[arg-type]
+
+
+def steady(prompt: int, place: int) -> tuple[int, ...]:
+    return (prompt, 5, 6, 7)
+
+
+def by_company(prompt: int, place: int) -> tuple[int, ...]:
+    """Where a prompt stands among those that are sent together decides its third token."""
+    return (prompt, 5, 6 + place, 7)
+
+
+def test_equal_tokens_are_the_same() -> None:
+    incumbent = Server(steady)
+    found = compared(incumbent, Server(steady))
+    assert found.same and found.near_ties == found.num_unstable == 0
+    assert incumbent.num_calls == 1
+
+
+def test_near_tie_may_swap() -> None:
+    incumbent = Server(steady, gap=0.05)
+    found = compared(incumbent, Server(lambda prompt, place: (prompt, 5, 6, 8)))
+    assert found.same and found.near_ties == 3 and incumbent.num_calls == 1
+
+
+def test_change_of_tokens_on_a_server_that_repeats_itself_is_not_exact() -> None:
+    found = compared(Server(steady), Server(lambda prompt, place: (prompt, 5, 9, 7)))
+    assert not found.same and found.num_unstable == 0
+    assert "token 3 of a continuation differs where the two best tokens are 0.9" in found.detail
+
+
+def test_where_the_server_does_not_repeat_itself_a_change_need_not_either() -> None:
+    found = compared(Server(by_company), Server(lambda prompt, place: (prompt, 5, 60, 7)))
+    assert found.same and found.num_unstable == 3
+    assert "3 where the baseline's own answers vary" in exactness_line(found)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_change_before_the_place_where_the_server_varies_is_not_exact(changed: int) -> None:
+    def answer(prompt: int, place: int) -> tuple[int, ...]:
+        tokens = [prompt, 5, 6, 7]
+        tokens[changed] = 99
+        return tuple(tokens)
+
+    found = compared(Server(by_company), Server(answer))
+    assert not found.same and f"token {changed + 1} of" in found.detail
+
+
+def test_gap_is_that_of_the_answer_that_is_named() -> None:
+    """A server that varies is asked the same prompt again, with other margins."""
+    server = ServerDeployment.__new__(ServerDeployment)
+    server._margins = {((1,), (4, 5)): [0.1, 0.2], ((1,), (4, 6)): [0.1, 0.7]}
+    assert server.margin((1,), (4, 5), 1) == 0.2
+    assert server.margin((1,), (4, 6), 1) == 0.7
+    assert server.margin((1,), (4, 6), 2) == 0.0
