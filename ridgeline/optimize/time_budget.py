@@ -52,7 +52,7 @@ class TimeBudget:
         self.total_s, self._clock = total_s, clock
         self._begun_s = clock() if begun_s is None else begun_s
         self._run_costs_s: list[float] = []
-        self._open_cost_s = self._baseline_run_s = 0.0
+        self._open_cost_s = self._warm_up_s = self._baseline_run_s = 0.0
         self.window_s = MIN_WINDOW_S
 
     @property
@@ -98,6 +98,10 @@ class TimeBudget:
     def note_open(self, seconds: float) -> None:
         self._open_cost_s = max(self._open_cost_s, seconds)
 
+    def note_warm_up(self, seconds: float) -> None:
+        """What the first answers of a configuration take in addition to its start."""
+        self._warm_up_s = max(self._warm_up_s, seconds)
+
     def note_baseline(self) -> None:
         """The runs so far were the baseline's. Its low rates need the longest windows."""
         self._baseline_run_s = sum(self._run_costs_s) / max(1, len(self._run_costs_s))
@@ -112,16 +116,20 @@ class TimeBudget:
         return max(self.window_s, sum(recent) / len(recent))
 
     @property
+    def _up_cost_s(self) -> float:
+        return self._open_cost_s + self._warm_up_s
+
+    @property
     def closing_cost_s(self) -> float:
         """The reserve: reopening the baseline and the minimum number of closing rounds."""
         run_s = self.run_cost_s
         rounds_s = MIN_ROUNDS * (run_s + max(run_s, self._baseline_run_s))
-        return self._open_cost_s + rounds_s + REPORT_S
+        return self._up_cost_s + rounds_s + REPORT_S
 
     @property
     def trial_cost_s(self) -> float:
         """The least time in which a trial can reach a verdict."""
-        return 1.5 * self._open_cost_s + (2 * MIN_ROUNDS + 3) * self.run_cost_s
+        return 1.5 * self._up_cost_s + (2 * MIN_ROUNDS + 3) * self.run_cost_s
 
     @property
     def smallest_s(self) -> float:
@@ -132,7 +140,7 @@ class TimeBudget:
         """Rounds of the next trial, so that `MIN_TRIALS` of them fit; `num_trials` were made."""
         spare_s = self.left_s - self.closing_cost_s
         share_s = spare_s / max(1, MIN_TRIALS - num_trials)
-        approach_s = 1.5 * self._open_cost_s + 3 * self.run_cost_s
+        approach_s = 1.5 * self._up_cost_s + 3 * self.run_cost_s
         rounds = int((share_s - approach_s) / (2 * self.run_cost_s))
         return min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)
 

@@ -95,7 +95,9 @@ class CandidateChecks:
     async def time_one_answer(self, deployment: Deployment) -> float:
         """Seconds of one typical response to a single request, after a short warm-up."""
         prompts = self._environment.check_prompts[:1]
+        opened_s = self._runner.budget.spent_s
         await deployment.greedy(prompts, 2)
+        self._runner.budget.note_warm_up(self._runner.budget.spent_s - opened_s)
         num_tokens = max(2, min(self._environment.longest_output, MAX_TOKENS))
         begun_s = self._runner.budget.spent_s
         await deployment.greedy(prompts, num_tokens)

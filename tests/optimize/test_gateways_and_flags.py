@@ -176,3 +176,15 @@ def test_reserve_counts_the_long_runs_of_a_slow_baseline() -> None:
         budget.note_run(3.0)
     assert budget.run_cost_s == 3.0
     assert budget.closing_cost_s >= 2.0 + MIN_ROUNDS * (8.0 + 3.0)
+
+
+def test_reserve_holds_the_warm_up_of_the_baseline() -> None:
+    """A server that answers slowly takes as long to warm up again for the closing comparison."""
+    budget = TimeBudget(330.0, lambda: 0.0)
+    budget.note_open(0.5)
+    reserve_s, trial_s = budget.closing_cost_s, budget.trial_cost_s
+    budget.note_warm_up(20.0)
+    budget.note_warm_up(3.0)  # of a server that is asked again
+    budget.note_open(0.4)
+    assert budget.closing_cost_s == pytest.approx(reserve_s + 20.0)
+    assert budget.trial_cost_s == pytest.approx(trial_s + 30.0)
