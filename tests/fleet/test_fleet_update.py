@@ -199,6 +199,6 @@ def test_token_that_is_refused_is_named_with_what_to_do(
 
 
 def test_cluster_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy, "import_ray", lambda: RefusingRay(ConnectionError("nobody")))
-    with pytest.raises(CannotRun, match="no Ray cluster answers: nobody"):
+    monkeypatch.setattr(deploy, "import_ray", lambda: RefusingRay(ConnectionError("refused")))
+    with pytest.raises(CannotRun, match="no Ray cluster answers: refused"):
         deploy.connect("10.0.0.1:6379", start=False)
