@@ -64,7 +64,6 @@ WITHOUT_REAL_FIGURES = {
     "async-scheduling": "for GPUs; its gain was never timed on one",
     "background-lane": "latencies, for an idle machine: bench_lanes.py --model smollm2",
     "draft-trees": "no Medusa heads of a real model are at hand",
-    "error-propagation": "GPTQ without it was run on the demo model alone",
     "expert-parallelism": "no mixture of experts is small enough for real weights",
     "flashinfer-attention": "for GPUs; never ran on one",
     "flex-attention": "for GPUs; never ran on one",
