@@ -68,7 +68,7 @@ WITHOUT_REAL_FIGURES = {
     "flashinfer-attention": "for GPUs; never ran on one",
     "flex-attention": "for GPUs; never ran on one",
     "integer-tensor-parallelism": "latencies, for an idle machine: bench_parallel.py",
-    "mixed-widths": "the sensitivities of SmolLM2's products take ten minutes: not run yet",
+    "mixed-widths": "SmolLM2 took over 25 minutes on a busy machine and was stopped",
     "nccl-collectives": "needs several GPUs",
     "piecewise-graphs": "for GPUs; its gain was never timed on one",
     "qat": "trains the whole model: hours for SmolLM2 on two cores",

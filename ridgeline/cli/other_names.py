@@ -1,4 +1,8 @@
-"""Names of commands and options that people bring from other tools, and what ours are called."""
+"""Names of commands and options that people bring from other tools, and what ours are called.
+
+Earlier and foreign names of a single option stand next to it (`About.old_names`), and are answered
+first.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,6 @@ OPTIONS = {
     "--num-requests": "--num-prompts",
     "--request-count": "--num-prompts",
     "--gpu": "--accelerator",
-    "--gpus": "--accelerator",
     "--max-new-tokens": "--max-tokens",
     "--n-predict": "--max-tokens",
     "--temp": "--temperature",
@@ -57,7 +60,6 @@ OPTIONS = {
     "-np": "--max-num-seqs",
     "--chunked-prefill-size": "--max-num-batched-tokens",
     "--max-num-tokens": "--max-num-batched-tokens",
-    "--batch-size": "--max-num-batched-tokens",
     "-b": "--max-num-batched-tokens",
     "--threads": "--num-threads",
     "-t": "--num-threads",
@@ -78,18 +80,15 @@ OPTIONS = {
 }
 """Options of vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp and GuideLLM, and what ours are called."""
 
-_MEMORY = (
-    "the KV cache takes its share of the free memory unless --kv-cache-memory-bytes sets its size"
-)
 WITHOUT = {
     "--trust-remote-code": "leave it out: code that comes with a model is never run",
     "--disable-log-requests": "leave it out: requests are logged only with --log-requests",
-    "--enforce-eager": "leave it out: CUDA graphs are captured only when batches need them",
-    "--gpu-memory-utilization": _MEMORY,
-    "--mem-fraction-static": _MEMORY,
-    "--cuda-memory-fraction": _MEMORY,
+    "--enforce-eager": "leave it out: CUDA graphs cannot be switched off",
 }
 """Options of other tools that have no counterpart, and why."""
+
+_MEMORY_SHARES = ("--gpu-memory-utilization", "--mem-fraction-static", "--cuda-memory-fraction")
+_MEMORY = "--kv-cache-memory-bytes"
 
 
 def option_fix(error: click.UsageError, args: Sequence[str]) -> str | None:
@@ -108,6 +107,8 @@ def option_fix(error: click.UsageError, args: Sequence[str]) -> str | None:
     if name in WITHOUT:
         return WITHOUT[name]
     parameters = error.ctx.command.params
+    if name in _MEMORY_SHARES and any(_MEMORY in p.opts for p in parameters):
+        return f"the KV cache takes its share of the free memory unless {_MEMORY} sets its size"
     if name in MODEL_OPTIONS and any(p.name == "model" for p in parameters):
         return f"the model is written without an option: {error.ctx.command_path} MODEL"
     ours = OPTIONS.get(name)

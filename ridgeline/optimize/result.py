@@ -73,7 +73,7 @@ class GainPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):
     """Greedy outputs compared with the incumbent's. `near_ties`: differences between two equal best
-    tokens. `num_unstable`: differences where the incumbent does not reproduce its own answer.
+    tokens. `num_unstable`: differences to tokens that the incumbent generates in another batch.
     """
 
     num_prompts: int

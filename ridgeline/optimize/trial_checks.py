@@ -62,7 +62,7 @@ class CandidateChecks:
         self._environment, self._runner = environment, runner
         self._num_tokens = MIN_TOKENS
         self._known: tuple[Deployment, Outputs] | None = None
-        self._other_company: tuple[Deployment, Sequence[Outputs]] | None = None
+        self._other_batches: tuple[Deployment, Sequence[Outputs]] | None = None
         self._text: TextReference | None = None
         self._tasks: Sequence[TaskReference] = ()
         self._served: ServedReference | None = None
@@ -122,10 +122,10 @@ class CandidateChecks:
                 ties += 1
             else:
                 far.append((i, where, gap))
-        own = await self._answers_in_other_company(incumbent) if far else ()
+        own = await self._answers_in_other_batches(incumbent) if far else ()
         unstable, detail = 0, ""
         for i, where, gap in far:
-            if any(first_difference(before[i], other[i]) <= where for other in own):
+            if any(other[i][: where + 1] == after[i][: where + 1] for other in own):
                 unstable += 1
             else:
                 detail = detail or (
@@ -141,20 +141,20 @@ class CandidateChecks:
             detail=detail,
         )
 
-    async def _answers_in_other_company(self, incumbent: Deployment) -> Sequence[Outputs]:
+    async def _answers_in_other_batches(self, incumbent: Deployment) -> Sequence[Outputs]:
         """The incumbent's continuations again: each alone, all in the reverse order, all as before.
 
-        Servers whose rounding depends on the batch do not reproduce their own answers, and an
-        exact change cannot be expected to.
+        Where rounding depends on the batch, a server does not reproduce its own tokens. A change
+        that leads to tokens which the unchanged server generates as well is no less exact.
         """
-        if self._other_company is None or self._other_company[0] is not incumbent:
+        if self._other_batches is None or self._other_batches[0] is not incumbent:
             self._runner.report("checking whether the incumbent reproduces its own answers")
             prompts, num_tokens = self._environment.check_prompts, self._num_tokens
             alone = [(await incumbent.greedy([prompt], num_tokens))[0] for prompt in prompts]
             backwards = await incumbent.greedy(prompts[::-1], num_tokens)
             again = await incumbent.greedy(prompts, num_tokens)
-            self._other_company = incumbent, (alone, backwards[::-1], again)
-        return self._other_company[1]
+            self._other_batches = incumbent, (alone, backwards[::-1], again)
+        return self._other_batches[1]
 
     async def outputs_agree(
         self, rung: Rung, incumbent: Deployment, candidate: Deployment, evidence: TrialEvidence

@@ -85,6 +85,9 @@ def test_speed_of_a_short_answer_is_not_claimed() -> None:
 def test_options_of_other_tools_lead_to_options_that_exist() -> None:
     opts = {opt for command in app.commands.values() for p in command.params for opt in p.opts}
     assert set(OPTIONS.values()) <= opts
+    for name, command in app.commands.items():
+        visible = {opt for p in command.params if not getattr(p, "hidden", False) for opt in p.opts}
+        assert not [o for o, ours in OPTIONS.items() if {o, ours} <= visible], name
 
 
 def test_commands_of_other_tools_lead_to_commands_that_exist() -> None:

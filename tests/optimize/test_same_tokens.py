@@ -46,7 +46,7 @@ def steady(prompt: int, place: int) -> tuple[int, ...]:
     return (prompt, 5, 6, 7)
 
 
-def by_company(prompt: int, place: int) -> tuple[int, ...]:
+def by_batch(prompt: int, place: int) -> tuple[int, ...]:
     """Where a prompt stands among those that are sent together decides its third token."""
     return (prompt, 5, 6 + place, 7)
 
@@ -70,10 +70,21 @@ def test_change_of_tokens_on_a_server_that_repeats_itself_is_not_exact() -> None
     assert "token 3 of a continuation differs where the two best tokens are 0.9" in found.detail
 
 
-def test_where_the_server_does_not_repeat_itself_a_change_need_not_either() -> None:
-    found = compared(Server(by_company), Server(lambda prompt, place: (prompt, 5, 60, 7)))
-    assert found.same and found.num_unstable == 3
-    assert "3 where the baseline's own answers vary" in exactness_line(found)
+def test_tokens_that_the_server_generates_in_another_batch_are_the_same() -> None:
+    """All backwards: the first prompt is in the last place then."""
+    found = compared(Server(by_batch), Server(lambda prompt, place: by_batch(prompt, 2 - place)))
+    assert found.same and found.num_unstable == 2
+    assert "2 where the baseline's own answers vary" in exactness_line(found)
+
+
+def test_tokens_that_a_varying_server_never_generates_are_not_exact() -> None:
+    found = compared(Server(by_batch), Server(lambda prompt, place: (prompt, 5, 60, 7)))
+    assert not found.same and found.num_unstable == 0
+
+
+def test_tokens_after_a_place_where_the_server_varies_are_still_compared() -> None:
+    found = compared(Server(by_batch), Server(lambda prompt, place: (prompt, 5, 6 + place, 99)))
+    assert not found.same and "token 4 of" in found.detail
 
 
 @pytest.mark.parametrize("changed", [0, 1])
@@ -83,7 +94,7 @@ def test_change_before_the_place_where_the_server_varies_is_not_exact(changed: i
         tokens[changed] = 99
         return tuple(tokens)
 
-    found = compared(Server(by_company), Server(answer))
+    found = compared(Server(by_batch), Server(answer))
     assert not found.same and f"token {changed + 1} of" in found.detail
 
 
