@@ -15,10 +15,14 @@ NOTIONAL_PRICE = 1.0
 
 
 class MachinePrice(msgspec.Struct, frozen=True, kw_only=True):
-    """Dollars per machine-hour; `notional` if the user named no price."""
+    """Dollars per machine-hour; `notional` if the user named no price.
+
+    `speed`: hours of the machine in an hour of measurement, which is 1 except for twins.
+    """
 
     dollars_per_hour: float = NOTIONAL_PRICE
     notional: bool = True
+    speed: float = 1.0
 
 
 class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,9 +34,8 @@ class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
 
 def cost_of(price: MachinePrice, good_output_tok_s: float, good_input_tok_s: float) -> TokenCost:
     """Divide the whole bill by output tokens alone, and by input and output tokens together."""
+    hourly = price.dollars_per_hour * price.speed
     return TokenCost(
-        output_dollars_per_mtok=dollars_per_million(price.dollars_per_hour, good_output_tok_s),
-        total_dollars_per_mtok=dollars_per_million(
-            price.dollars_per_hour, good_output_tok_s + good_input_tok_s
-        ),
+        output_dollars_per_mtok=dollars_per_million(hourly, good_output_tok_s),
+        total_dollars_per_mtok=dollars_per_million(hourly, good_output_tok_s + good_input_tok_s),
     )

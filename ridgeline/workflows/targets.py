@@ -147,6 +147,20 @@ def catalogue_peaks(accelerator: str, dtype: str) -> tuple[str, Peaks]:
     return f"{count} x {row.name}, {dtype}", peaks
 
 
+def sped_up(peaks: Peaks, speed: float) -> Peaks:
+    """The peaks of a twin of the device, per second of real time. `speed`: its modelled seconds
+    in one."""
+    if speed == 1:
+        return peaks
+    return msgspec.structs.replace(
+        peaks,
+        flops_s=speed * peaks.flops_s,
+        bytes_s=speed * peaks.bytes_s,
+        flops_s_by_dtype={name: speed * f for name, f in peaks.flops_s_by_dtype.items()},
+        source=f"{peaks.source}; times {speed:g}, the speed of its twin",
+    )
+
+
 def _probed_peaks(spec: ModelSpec, dtype: str) -> Peaks:
     from ridgeline.hardware.probe import probe
 

@@ -7,10 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ridgeline.config.improve import OptimizeOptions
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
+from ridgeline.optimize.cost import MachinePrice, cost_of
 from ridgeline.optimize.external.server_rungs import server_rungs
 from ridgeline.optimize.ladder import unmet_need
+from ridgeline.workflows.load.twin_servers import TwinMark
+from ridgeline.workflows.optimize.optimize import prepare_search
 from ridgeline.workflows.optimize.restartable_server import (
     model_of_server,
     probe_for,
@@ -55,6 +59,30 @@ def test_peaks_of_a_twin_are_those_of_its_device_in_the_served_dtype() -> None:
     costs, start = costs_of(TWIN, "dummy:llama-3.1-8b")
     assert costs.peaks(start).dtype == "bfloat16"
     assert costs.peaks(start).bytes_s == pytest.approx(300e9)
+
+
+def test_twins_at_another_speed_have_peaks_and_prices_per_second_of_real_time() -> None:
+    usual, start = costs_of(TWIN, "dummy:llama-3.1-8b")
+    fast, fast_start = costs_of(TWIN.replace("twin ", "twin --speed 10 "), "dummy:llama-3.1-8b")
+    ten, one = fast.peaks(fast_start), usual.peaks(start)
+    assert (ten.bytes_s, ten.flops_s) == (10 * one.bytes_s, 10 * one.flops_s)
+    assert "times 10" in ten.source and "times" not in one.source
+    assert usual.transfer_s(64) == pytest.approx(10 * fast.transfer_s(64))
+    recipe = server_recipe(server_of(TWIN.replace("twin ", "twin --speed=4 ")), Path())
+    job, _ = prepare_search(Settings(model="dummy:llama-3.1-8b"), OptimizeOptions(), recipe)
+    assert job.price.speed == 4
+    # Four times the tokens in an hour of measurement are those of four hours of the device.
+    real = cost_of(MachinePrice(), 100.0, 300.0)
+    assert cost_of(job.price, 400.0, 1200.0) == real
+
+
+@pytest.mark.parametrize(
+    ("devices", "speed"),
+    [("1 x l4, modelled", 1.0), ("2 x l4, modelled, 2.5 times as fast", 2.5)],
+)
+def test_mark_of_a_running_twin_tells_its_device_and_speed(devices: str, speed: float) -> None:
+    mark = TwinMark(devices=devices, server=None)
+    assert (mark.device, mark.speed) == ("l4", speed)
 
 
 def test_named_device_gives_peaks_and_memory_to_a_server_that_runs_elsewhere() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.error
 import urllib.request
 
@@ -28,6 +29,12 @@ class TwinMark(msgspec.Struct, frozen=True, kw_only=True):
     def device(self) -> str:
         """The name of the device in the catalogue."""
         return self.devices.partition(" x ")[2].partition(",")[0]
+
+    @property
+    def speed(self) -> float:
+        """Its modelled seconds per second."""
+        found = re.search(r", (\S+) times as fast$", self.devices)
+        return 1.0 if found is None else float(found[1])
 
     def __str__(self) -> str:
         server = "" if self.server is None else f" of {self.server}"

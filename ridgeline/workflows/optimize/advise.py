@@ -152,6 +152,7 @@ def _recipe(
         served_model_name=server.served_model_name,
         num_devices=server.num_devices,
         accelerator=server.accelerator or (None if twin is None else twin.device),
+        running_speed=1.0 if twin is None else twin.speed,
         api_key=server.api_key,
         candidate_models=server.candidate_models,
         candidate_drafters=server.candidate_drafters,

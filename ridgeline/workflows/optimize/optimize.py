@@ -179,7 +179,10 @@ def prepare_search(
         workload = workload_for(settings.model, job.workload)
         return msgspec.structs.replace(job, workload=workload), ladder
     job = msgspec.structs.replace(
-        job, settings=recipe.start_settings(settings), defaults=recipe.default_settings(settings)
+        job,
+        settings=recipe.start_settings(settings),
+        defaults=recipe.default_settings(settings),
+        price=msgspec.structs.replace(job.price, speed=recipe.speed),
     )
     if options.ladder is None:
         ladder = with_server_rungs(ladder, recipe.flags, recipe.num_devices)

@@ -99,7 +99,10 @@ def model_of_server(command: str, named: str | None, configured: str) -> str:
 
 class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """A restartable server, checked: its command line, the flags that it knows, and what applies
-    them."""
+    them.
+
+    `running_speed`: of a twin that runs already, its modelled seconds per second.
+    """
 
     command: ServerCommand
     flags: ServerFlags
@@ -107,6 +110,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     num_devices: int | None = None
     accelerator: str | None = None
+    running_speed: float = 1.0
     api_key: str | None = None
     eval_cmd: str | None = None
     eval_margin: float = 0.0
@@ -117,12 +121,28 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def twin_device(self) -> str | None:
         """The device that the command's twin imitates; None if it starts the server itself."""
+        text = self._twin_option("--device", TwinServerOptions(command="").device)
+        return None if text is None else parse_devices(text)[0]
+
+    @property
+    def speed(self) -> float:
+        """Modelled seconds per second of a twin; 1 of any other server. Raises BadInput."""
+        text = self._twin_option("--speed", "1")
+        if text is None:
+            return self.running_speed
+        try:
+            return float(text)
+        except ValueError:
+            raise BadInput("--speed must be a number", value=text) from None
+
+    def _twin_option(self, name: str, default: str) -> str | None:
+        """The value of an option of `ridgeline twin` in the command; None if it starts no twin."""
         words = shlex.split(self.command.command)
         if ("ridgeline", "twin") not in pairwise(PurePath(word).name for word in words):
             return None
-        given = [value for flag, value in pairwise(words) if flag == "--device"]
-        given += [word.partition("=")[2] for word in words if word.startswith("--device=")]
-        return parse_devices([*given, TwinServerOptions(command="").device][0])[0]
+        given = [value for flag, value in pairwise(words) if flag == name]
+        given += [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
+        return [*given, default][0]
 
     @property
     def device(self) -> str | None:

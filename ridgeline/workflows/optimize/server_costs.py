@@ -39,7 +39,7 @@ from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.workflows.configuration_costs import StepBounds
 from ridgeline.workflows.optimize.calibrated_step_times import StepSeconds
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe
-from ridgeline.workflows.targets import catalogue_peaks
+from ridgeline.workflows.targets import catalogue_peaks, sped_up
 
 DEFAULT_SEQS, DEFAULT_TOKENS = 256, 8192  # of a server whose defaults are not known
 UNKNOWN_KV_TOKENS = 1 << 20  # a server's memory is not known: assumed not to limit the batch
@@ -52,6 +52,8 @@ class ServerCosts:
     """Step costs, peaks and schedulers of a server's configurations.
 
     The peaks are those of the device that the user names or a twin imitates, else of this machine.
+    Those of a twin are per second of real time, in which its steps are measured: the device's,
+    times the twin's speed.
     """
 
     def __init__(self, machine: Machine | None, recipe: ServerRecipe, start: Settings) -> None:
@@ -90,7 +92,7 @@ class ServerCosts:
         device, line = self._device(), self.line(self._start)
         rate = LINK_BYTES_S if device is None else find_accelerator(device).network_bytes_s
         devices = 1 if line is None else line.tp
-        return num_tokens * kv_bytes_per_token(self.spec) / (rate * devices)
+        return num_tokens * kv_bytes_per_token(self.spec) / (rate * devices * self._recipe.speed)
 
     def bounds(self, settings: Settings) -> StepBounds:
         """The roofline of the configuration's steps."""
@@ -175,7 +177,7 @@ class ServerCosts:
     def _peaks(self, spec: ModelSpec) -> Peaks:
         device, machine = self._recipe.device, self._machine
         if device is not None:
-            return catalogue_peaks(device, "bfloat16")[1]
+            return sped_up(catalogue_peaks(device, "bfloat16")[1], self._recipe.speed)
         assert machine is not None, "only a device of the catalogue needs no machine"
         if machine.gpus:
             gpu = machine.gpus[0]
