@@ -189,6 +189,29 @@ def test_limit_counts_simulated_runs_and_not_seconds() -> None:
     assert "no time" in limit.why_over
 
 
+def test_simulated_runs_hold_few_requests_but_outlast_them() -> None:
+    """At 1,000 requests/s ten seconds are 10,000 of them, and a ranking would end at once."""
+    predictor = knee_predictor(KneeSimulator({1: 1000.0, 2: 2000.0}))
+    seen: list[Load] = []
+    simulate = predictor._simulator.run
+
+    def run(settings: Settings, load: Load) -> RunTrace:
+        seen.append(load)
+        return simulate(settings, load)
+
+    predictor._simulator = cast("Any", SimpleNamespace(run=run))
+    requests = [SimpleNamespace(scheduled_s=1.0, finished_s=end_s) for end_s in (None, 1.5, 1.5)]
+    measured = SimpleNamespace(trace=SimpleNamespace(requests=requests))
+    predictor.limit_requests(cast("Any", [measured]))
+    forecast = predictor.forecast(slots(1), candidate(2), 1000.0)
+    assert forecast.predicted_gain == pytest.approx(2.0, rel=0.1)
+    # Ten times the TTFT limit of half a second: more than the 0.4 s of 400 requests, and than four
+    # times the half second that a request takes.
+    assert {load.window_s for load in seen} == {5.0}
+    assert predictor._make_load(50.0).window_s == 8.0
+    assert predictor._make_load(20.0).window_s == 10.0
+
+
 def left_out(rung: str, label: str, reason: str) -> NotTried:
     return NotTried(rung=rung, label=label, reason=reason)
 

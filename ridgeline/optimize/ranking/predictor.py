@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -42,6 +43,9 @@ STEP_GROWTH = 1.3  # of the exponent: a change that gains eightfold is found in 
 MAX_PROBES = 6
 BLOCK = 16  # prompt tokens that cost a simulation about as much as one output token
 FINE_STEP, MAX_BISECTIONS = 1.05, 5  # width at which a bracket is narrow enough
+MAX_REQUESTS = 400  # of a simulated run, where the ranking is the result
+REQUEST_DURATIONS = 4.0  # least length of that run
+QUEUE_TIMES = 10.0  # the same: a queue of 10 % more than is served reaches the TTFT limit
 TIME_MARGIN = 2.0  # overloaded runs, which a search for the knee has too, take longer than others
 
 
@@ -118,6 +122,29 @@ class Predictor:
         From then on predictions raise SimulationOverError if a run is missing.
         """
         self._budget = budget
+
+    def limit_requests(self, runs: Sequence[JudgedRun]) -> None:
+        """Simulate no more than `MAX_REQUESTS` per run, but several times as long as most requests
+        of these runs take, and as the TTFT of the SLO, so that a queue can build up.
+        """
+        durations = [
+            request.finished_s - request.scheduled_s
+            for run in runs
+            for request in run.trace.requests
+            if request.finished_s is not None
+        ]
+        least_s = max(
+            REQUEST_DURATIONS * (median(durations) if durations else 0.0),
+            QUEUE_TIMES * (self._slo.ttft_s or 0.0),
+        )
+        make_load = self._make_load
+
+        def make_shorter(rate: float) -> Load:
+            load = make_load(rate)
+            window_s = min(load.window_s, max(least_s, MAX_REQUESTS / rate))
+            return msgspec.structs.replace(load, window_s=window_s)
+
+        self._make_load = make_shorter
 
     @property
     def work(self) -> SimulatedWork:

@@ -28,7 +28,7 @@ from ridgeline.optimize.time_budget import TimeBudget
 
 RUNS_PER_RANKING = 120  # simulated runs before the rest keep their last prediction
 RUNS_WITHOUT_TRIALS = 400  # of a ranking that is the result: it has to reach every rung
-TOKENS_WITHOUT_TRIALS = 2e6  # output tokens and prompt blocks of that ranking
+TOKENS_WITHOUT_TRIALS = 5e6  # output tokens and prompt blocks of that ranking
 MAX_SHARE = 0.1  # share of the budget that a ranking may take on a slow machine
 CLEAR_LOSS = 0.9  # a rung predicted to lose as much is simulated again for another incumbent only
 JOINT_SHARE = 0.5  # additional runs for joint candidates, as a share of the ranking's
@@ -134,6 +134,7 @@ class Ranking:
         """
         limit = WorkLimit(self._predictor, RUNS_WITHOUT_TRIALS, TOKENS_WITHOUT_TRIALS)
         self._predictor.end_with(self._budget)
+        self._predictor.limit_requests(incumbent.runs)
         return self._rank(incumbent, frozenset(), (), limit, math.inf)
 
     def _rank(

@@ -261,6 +261,7 @@ def _rank(
         ladder.weights,
         lambda rate: _load(rate, provenance.seed),
     )
+    predictor.limit_requests(tuned.saved.incumbent.runs)
     rate = max(1e-3, tuned.ladder.final.measured.goodput_req_s)
     capacity = predictor.score(start, rate)
     forecasts, not_ranked = _forecasts(ladder, environment, predictor, start, rate)
