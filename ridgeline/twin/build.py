@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from ridgeline.engine.build import EngineParts, make_masks_of, make_scheduler
 from ridgeline.engine.config import ResolvedSettings
-from ridgeline.engine.engine import Engine
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import Tokenizer, load_tokenizer
 from ridgeline.errors import BadModel, DoesNotFit
@@ -31,6 +30,7 @@ from ridgeline.plan.step_time.speculation import SpeculationModel
 from ridgeline.records.trace import TWIN_OF
 from ridgeline.twin.config import STAND_IN, TwinConfig
 from ridgeline.twin.drafters import drafter_memory, drafter_replica
+from ridgeline.twin.engine import TwinEngine
 from ridgeline.twin.masked_choice import MaskedChoice
 from ridgeline.twin.runner import ModelledRunner, ModelledTiers
 from ridgeline.twin.step_times import TwinStepTimes
@@ -166,7 +166,7 @@ def open_engine(
     *,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[Engine, ModelledRunner]:
+) -> tuple[TwinEngine, ModelledRunner]:
     """One replica, ready to serve. The engine's clock runs in real seconds; `sleep` waits on it."""
     tokenizer, spec = _tokenizer_of(config.model, model.replica.spec)
     resolved = resolved_settings(config, model, spec)
@@ -197,7 +197,8 @@ def open_engine(
         tiers=ModelledTiers(model.offload_bytes),
         weight_bytes=int(model.memory.weight_bytes * model.replica.layout.num_devices),
     )
-    return Engine(resolved, parts, clock=clock), runner
+    overhead_s = model.replica.efficiency.first_s / config.speed
+    return TwinEngine(resolved, parts, overhead_s=overhead_s, clock=clock), runner
 
 
 def _noise_nats(config: TwinConfig, replica: Replica) -> float:

@@ -6,7 +6,13 @@ import math
 
 import pytest
 
-from ridgeline.plan.simulate.records import Autoscaling, FaultModel, RequestOutcome
+from ridgeline.plan.simulate.records import (
+    Autoscaling,
+    FaultModel,
+    RequestOutcome,
+    SimulatedRequest,
+)
+from ridgeline.plan.step_time.predict import OperatingPoint, predict
 from ridgeline.records import Slo
 from ridgeline.twin.config import TwinConfig
 from tests.fleet.twin_fleet import TwinFleetPlan, goodput, rehearse, simulate_same, waves
@@ -17,6 +23,21 @@ SLO = Slo.parse("ttft:6000 tpot:80")
 
 def mean_ttft_s(outcomes: list[RequestOutcome]) -> float:
     return sum(o.first_s - o.request.at_s for o in outcomes) / len(outcomes)
+
+
+@pytest.mark.parametrize(("device", "num_prompt"), [("h100-sxm", 900), ("l4", 300)])
+def test_a_request_alone_takes_as_long_as_predicted(device: str, num_prompt: int) -> None:
+    plan = TwinFleetPlan(twin=TwinConfig(model="llama-3.1-8b", device=device), count=1)
+    request = SimulatedRequest(at_s=0.0, num_prompt=num_prompt, num_output=9)
+    (twin,), _ = rehearse(plan, [request])
+    (simulated,) = simulate_same(plan, [request]).requests
+    point = OperatingPoint(model="llama-3.1-8b", device=device, isl=num_prompt, osl=9)
+    predicted = predict(point)
+    assert predicted.ttft_ms > predicted.prompt_ms
+    for outcome in (twin, simulated):
+        assert 1000 * outcome.first_s == pytest.approx(predicted.ttft_ms, rel=0.01)
+        tpot_ms = 1000 * (outcome.finished_s - outcome.first_s) / 8
+        assert tpot_ms == pytest.approx(predicted.tpot_ms, rel=0.01)
 
 
 def test_twins_behind_the_gateway_take_the_time_of_the_simulated_fleet() -> None:

@@ -432,6 +432,7 @@ def simulate_same(plan: TwinFleetPlan, requests: Sequence[SimulatedRequest]) -> 
         name="twin",
         scheduler=lambda: make_scheduler(resolved),
         step_times=step_times_of(plan.twin, model.replica),
+        overhead_s=model.replica.efficiency.first_s,
     )
     return simulate_fleet(
         requests,

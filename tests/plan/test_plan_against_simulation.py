@@ -72,7 +72,12 @@ def simulated(
     requests = [
         SimulatedRequest(at_s=float(at), num_prompt=isl, num_output=osl) for at in np.cumsum(gaps)
     ]
-    build = ReplicaConfig(name=DEVICE, scheduler=scheduler, step_times=ModelledStepTimes(machine))
+    build = ReplicaConfig(
+        name=DEVICE,
+        scheduler=scheduler,
+        step_times=ModelledStepTimes(machine),
+        overhead_s=machine.efficiency.first_s,
+    )
     return summarise(simulate_fleet(requests, FleetConfig(replicas=(build,))), slo)
 
 

@@ -451,7 +451,7 @@ def _latency_quantiles(
     found = demand.cached + (0 if demand.tiers is None else demand.tiers.tokens)
     longest = msgspec.structs.replace(point, isl=max(demand.isl_p95, found + 1))
     prompt_s = mixed_steps(machine, longest).prompt_s + request_overhead_s(machine)
-    prompt_s += loads_of(machine, longest).wait_s
+    prompt_s += loads_of(machine, longest).wait_s + machine.efficiency.first_s
     decode_s, at = decode_step_s(machine, point), spread.at
     busier = msgspec.structs.replace(point, batch=spread.plus_one_sd)
     busier_s = decode_step_s(machine, busier) - decode_s

@@ -55,8 +55,8 @@ class LaneConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How to make one kind of replica: its scheduler, and how long its steps take.
 
-    `overhead_s` is the time of a request outside of steps. `interference` makes the sampler of the
-    replica with that number; None where no interference was measured.
+    `overhead_s` is the time of a request outside of steps, before its first token. `interference`
+    makes the sampler of the replica with that number; None where no interference was measured.
 
     `num_stages` of a pipeline and `num_groups` of attention have a scheduler each (only one of the
     two can be above 1). `further`: other models on the same devices.

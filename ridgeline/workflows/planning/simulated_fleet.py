@@ -249,6 +249,7 @@ def _build(
     ]
     calibration = model.calibration
     interference = None if calibration is None else calibration.interference
+    reader_s = 0.0 if calibration is None else calibration.overheads.reader_first_s
     level = MEDIAN_LEVEL if options.num_seeds == 1 else None
     return ReplicaConfig(
         name=model.device.name,
@@ -259,7 +260,7 @@ def _build(
         num_stages=layout.pp,
         num_groups=layout.num_attention,
         num_devices=layout.num_devices,
-        overhead_s=0.0 if calibration is None else calibration.overheads.reader_first_s,
+        overhead_s=model.efficiency.first_s + reader_s,
         interference=None
         if interference is None
         else partial(InterferenceSampler, interference, options.seed, level=level),
