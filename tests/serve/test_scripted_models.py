@@ -128,6 +128,62 @@ def test_stop_string_that_is_a_special_token_stops(engine: Engine, include: bool
     assert completion["text"] == text and completion["stop_reason"] == "<|stop|>"
 
 
+def texts_of_every_endpoint(http: httpx.Client, name: str, stop: list[str]) -> dict[str, str]:
+    """The text of each generating endpoint that takes stop strings, streamed and not."""
+    chat = {"messages": [{"role": "user", "content": name}], "max_tokens": 50}
+    model = http.get("/v1/models").json()["data"][0]["id"]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {**chat, "stop": stop},
+        "/v1/completions": {"prompt": name, "max_tokens": 50, "temperature": 0, "stop": stop},
+        "/v1/responses": {"input": name, "max_output_tokens": 50, "stop": stop},
+        "/v1/messages": {**chat, "model": model, "stop_sequences": stop},
+    }
+    texts: dict[str, str] = {}
+    for path, body in bodies.items():
+        reply = http.post(path, json=body).json()
+        choice = reply.get("choices", [{}])[0]
+        texts[path] = (
+            choice.get("text")
+            or choice.get("message", {}).get("content")
+            or "".join(block["text"] for block in reply.get("content", []))
+            or reply["output"][0]["content"][0]["text"]
+        )
+        texts[f"{path} streamed"] = "".join(
+            event.get("choices", [{}])[0].get("text")
+            or event.get("choices", [{}])[0].get("delta", {}).get("content")
+            or (event.get("delta") if isinstance(event.get("delta"), str) else "")
+            or (event["delta"].get("text") if isinstance(event.get("delta"), dict) else "")
+            or ""
+            for line in http.post(path, json={**body, "stream": True}).text.split("\n")
+            if line.startswith("data: {")
+            for event in [json.loads(line[6:])]
+        )
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("<|stop|>gam", "alpha beta "),
+        ("beta <|stop|>", "alpha "),
+        ("ta <|stop|>gamma d", "alpha be"),
+        ("beta gamma", "alpha "),
+        ("<|stop|>never", "alpha beta gamma delta"),
+        ("gamma<|stop|>", "alpha beta gamma delta"),
+    ],
+)
+def test_stop_string_may_mix_special_tokens_and_text(engine: Engine, stop: str, text: str) -> None:
+    with server_of(engine) as http:
+        texts = texts_of_every_endpoint(http, script_name(STOP), ["never <|stop|>", stop])
+        included = ask(http, STOP, stop=stop, include_stop_str_in_output=True)
+        with_marks = ask(http, STOP, stop=stop, skip_special_tokens=False)
+    assert texts == dict.fromkeys(texts, text) and len(texts) == 8
+    stopped = text != "alpha beta gamma delta"
+    assert included["message"]["content"] == (text + stop if stopped else text)
+    assert included["stop_reason"] == (stop if stopped else None)
+    assert with_marks["message"]["content"].startswith(text[:8])
+
+
 def test_special_token_as_stop_string_waits_for_min_tokens(engine: Engine) -> None:
     with server_of(engine) as http:
         choice = ask(http, STOP, stop="<|stop|>", min_tokens=30, max_tokens=40)

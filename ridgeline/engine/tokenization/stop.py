@@ -11,6 +11,7 @@ longest.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,8 +19,12 @@ from typing import Protocol
 class StopMatcher(Protocol):
     """Finds stop strings in text that arrives in pieces."""
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """The text that can be delivered, and the stop string once one is found."""
+    def push(self, text: str, skipped: str = "") -> tuple[str, str | None]:
+        """The text that can be delivered, and the stop string once one is found.
+
+        `skipped`: the special token that follows `text` and is not delivered. Only the stop
+        strings that contain a special token are compared with it.
+        """
         ...
 
     def flush(self) -> str:
@@ -30,7 +35,7 @@ class StopMatcher(Protocol):
 class NoStops:
     """Passes all text through."""
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, skipped: str = "") -> tuple[str, str | None]:
         return text, None
 
     def flush(self) -> str:
@@ -45,7 +50,7 @@ class StopStrings:
         self._longest = max(map(len, self._stops))
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, skipped: str = "") -> tuple[str, str | None]:
         self._held += text
         starts = ((self._held.find(stop), stop) for stop in self._stops)
         matches = ((start + len(stop), start, stop) for start, stop in starts if start >= 0)
@@ -64,13 +69,87 @@ class StopStrings:
 
     def _num_undecided(self) -> int:
         """Length of the longest suffix that is the beginning of a stop string."""
-        for length in range(min(len(self._held), self._longest - 1), 0, -1):
-            suffix = self._held[-length:]
-            if any(stop.startswith(suffix) for stop in self._stops):
-                return length
-        return 0
+        return _num_undecided(self._held, self._stops, self._longest)
 
 
-def make_stops(stops: Sequence[str], *, include: bool) -> StopMatcher:
-    """A matcher for `stops`, which may be empty."""
+class StopsWithSpecialTokens:
+    """Finds stop strings in text from which special tokens are skipped.
+
+    The strings `over_special` contain special tokens and are compared with the text before special
+    tokens are skipped; `stops` are compared with the text that is delivered. With `include` the
+    string found stays in the text, special tokens and all.
+    """
+
+    def __init__(
+        self, stops: Sequence[str], over_special: Sequence[str], *, include: bool = False
+    ) -> None:
+        self._stops, self._over_special, self._include = tuple(stops), tuple(over_special), include
+        self._longest = max(map(len, (*self._stops, *self._over_special)))
+        self._held = ""  # with special tokens
+        self._places: list[int] = []  # in `_held`, of the characters that are delivered
+
+    def push(self, text: str, skipped: str = "") -> tuple[str, str | None]:
+        self._places += range(len(self._held), len(self._held) + len(text))
+        self._held += text + skipped
+        matches = [*self._visible_matches(), *self._matches_over_special()]
+        if matches:
+            _, start, stop = min(matches)
+            shown = self._take(start)
+            self._held, self._places = "", []
+            return (shown + stop if self._include else shown), stop
+        return self._take(len(self._held) - self._num_undecided()), None
+
+    def flush(self) -> str:
+        return self._take(len(self._held))
+
+    @property
+    def _visible(self) -> str:
+        return "".join(self._held[place] for place in self._places)
+
+    def _visible_matches(self) -> list[tuple[int, int, str]]:
+        """(end, start, stop) in `_held` of each stop string that the delivered text contains."""
+        visible, places = self._visible, self._places
+        starts = ((visible.find(stop), stop) for stop in self._stops)
+        return [
+            (places[start + len(stop) - 1] + 1, places[start], stop)
+            for start, stop in starts
+            if start >= 0
+        ]
+
+    def _matches_over_special(self) -> list[tuple[int, int, str]]:
+        starts = ((self._held.find(stop), stop) for stop in self._over_special)
+        return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+
+    def _num_undecided(self) -> int:
+        """Length of the end of `_held` that may belong to a stop string."""
+        over_special = _num_undecided(self._held, self._over_special, self._longest)
+        visible = _num_undecided(self._visible, self._stops, self._longest)
+        since = self._places[-visible] if visible else len(self._held)
+        return max(over_special, len(self._held) - since)
+
+    def _take(self, length: int) -> str:
+        """Remove the first `length` characters; return those of them that are delivered."""
+        num_shown = bisect_left(self._places, length)
+        shown = "".join(self._held[place] for place in self._places[:num_shown])
+        self._held = self._held[length:]
+        self._places = [place - length for place in self._places[num_shown:]]
+        return shown
+
+
+def _num_undecided(text: str, stops: Sequence[str], longest: int) -> int:
+    """Length of the longest end of `text` that is the beginning of a stop string."""
+    for length in range(min(len(text), longest - 1), 0, -1):
+        suffix = text[-length:]
+        if any(stop.startswith(suffix) for stop in stops):
+            return length
+    return 0
+
+
+def make_stops(
+    stops: Sequence[str], *, include: bool, over_special: Sequence[str] = ()
+) -> StopMatcher:
+    """A matcher for `stops`, which may be empty, and for `over_special`, which contain special
+    tokens that the text lacks."""
+    if over_special:
+        return StopsWithSpecialTokens(stops, over_special, include=include)
     return StopStrings(stops, include=include) if stops else NoStops()

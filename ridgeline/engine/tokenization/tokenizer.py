@@ -97,6 +97,11 @@ class Tokenizer(Protocol):
         """
         ...
 
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The id of each special token, by its text."""
+        ...
+
     def special_token_id(self, text: str) -> int | None:
         """The id of the special token that is written `text`; None if there is none."""
         ...
@@ -313,7 +318,7 @@ class HfTokenizer:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        return frozenset(self._special_tokens.values())
+        return frozenset(self.special_tokens.values())
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
@@ -325,7 +330,7 @@ class HfTokenizer:
         return plain
 
     def special_token_id(self, text: str) -> int | None:
-        return self._special_tokens.get(text)
+        return self.special_tokens.get(text)
 
     def detokenizer(
         self,
@@ -334,7 +339,7 @@ class HfTokenizer:
         skip_special_tokens: bool = True,
         shown_special_tokens: Sequence[str] = (),
     ) -> Detokenizer:
-        special = self._special_tokens
+        special = self.special_tokens
         shown = {special[text] for text in shown_special_tokens if text in special}
         if self._table is not None:
             return ByteDetokenizer(
@@ -351,7 +356,7 @@ class HfTokenizer:
         return PrefixDetokenizer(decode, prompt)
 
     @cached_property
-    def _special_tokens(self) -> dict[str, int]:
+    def special_tokens(self) -> dict[str, int]:
         added = self.inner.get_added_tokens_decoder()
         return {entry.content: token for token, entry in added.items() if entry.special}
 
@@ -406,6 +411,10 @@ class NoTokenizer:
         parse_special: bool = True,
     ) -> list[int]:
         return self.encode("")
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        return {}
 
     def special_token_id(self, text: str) -> int | None:
         return None

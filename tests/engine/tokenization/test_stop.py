@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.engine.tokenization.output import OutputText
-from ridgeline.engine.tokenization.stop import NoStops, StopMatcher, StopStrings, make_stops
+from ridgeline.engine.tokenization.stop import (
+    NoStops,
+    StopMatcher,
+    StopStrings,
+    StopsWithSpecialTokens,
+    make_stops,
+)
 from ridgeline.records import Sampling
 
 LETTERS = st.text("ab", max_size=14)
@@ -57,6 +65,50 @@ def test_no_prefix_of_a_stop_string_is_emitted(text: str, stops: list[str]) -> N
         held = waiting.flush()
         assert shown + held == text
         assert not held or any(stop.startswith(held) for stop in stops)
+
+
+MARK = "X"
+OVER_SPECIAL = st.lists(st.text("abX", min_size=2, max_size=4).filter(lambda s: MARK in s))
+
+
+def expected_with_special(
+    raw: str, stops: list[str], over_special: list[str], include: bool
+) -> tuple[str, str | None]:
+    """Each X is a special token, which the delivered text lacks."""
+    for end in range(1, len(raw) + 1):
+        starts: list[tuple[int, str]] = []
+        seen = raw[:end]
+        starts += [(end - len(stop), stop) for stop in over_special if seen.endswith(stop)]
+        if raw[end - 1] != MARK:
+            visible = [place for place in range(end) if raw[place] != MARK]
+            text = seen.replace(MARK, "")
+            starts += [(visible[-len(stop)], stop) for stop in stops if text.endswith(stop)]
+        if starts:
+            start, stop = min(starts)
+            return raw[:start].replace(MARK, "") + (stop if include else ""), stop
+    return raw.replace(MARK, ""), None
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.lists(st.text("abX", max_size=6), max_size=5), STOPS, OVER_SPECIAL, st.booleans())
+@example(["a", "Xb"], ["ab"], ["aXa"], False)
+@example(["aX", "ab"], ["ab"], ["Xa"], True)
+def test_stop_strings_see_special_tokens_that_the_text_lacks(
+    texts: list[str], stops: list[str], over_special: list[str], include: bool
+) -> None:
+    raw = "".join(texts)
+    if not over_special:
+        return
+    matcher = StopsWithSpecialTokens(stops, over_special, include=include)
+    shown, found = "", None
+    for piece in re.findall("[ab]X?|X", raw):  # a token is a special one, or none
+        more, found = matcher.push(piece.removesuffix(MARK), MARK if MARK in piece else "")
+        shown += more
+        if found is not None:
+            break
+    shown += "" if found else matcher.flush()
+    assert (shown, found) == expected_with_special(raw, stops, over_special, include)
 
 
 def test_text_passes_unchanged_without_stop_strings() -> None:
