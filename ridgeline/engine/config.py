@@ -126,8 +126,8 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     def values(self) -> dict[str, Any]:
         """The values of the settings, without the spec and derived records."""
         skipped = ("spec", "derivations", "default_sampling", "embeddings")
-        names = (field.name for field in msgspec.structs.fields(self))
-        values = {name: getattr(self, name) for name in names if name not in skipped}
+        names = (name for name in self.__struct_fields__ if name not in skipped)
+        values = {name: getattr(self, name) for name in names}
         if self.background_tokens is None:
             values["background_tokens"] = "derived"
         if self.speculative_config is not None:

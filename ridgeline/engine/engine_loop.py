@@ -489,13 +489,17 @@ class EngineLoop:
     def _run_one_by_one(self, plan: StepPlan, error: BaseException) -> StepResult:
         """Run every run of a failed step separately; those that fail again fail their requests.
 
-        Block copies may be repeated, because none of them writes to a source.
+        Block copies may be repeated, because none of them writes to a source. Further choices of a
+        request that has failed are not run.
         """
         if len(plan.runs) == 1:
             return StepResult((self._fail(plan.runs[0], error),))
         copies = [plan.copies, *[()] * (len(plan.runs) - 1)]
         outputs = []
         for run, own_copies in zip(plan.runs, copies, strict=True):
+            if outputs and self.scheduler.request_id_of(run.seq_id) is None:
+                outputs.append(RunOutput())
+                continue
             try:
                 result = self.runner.run(StepPlan(plan.index, (run,), own_copies))
                 outputs.append(result.outputs[0])

@@ -25,6 +25,7 @@ from tests.simulation.clients import CLIENTS, Generation, check_whole, random_ge
 from tests.simulation.network import Connection, Reply
 from tests.simulation.server import Setup, SimulatedServer
 from tests.simulation.simulation import seeded
+from tests.simulation.step_checks import StepWatch
 from tests.simulation.virtual_time import VirtualLoop
 
 CHAT = "/v1/chat/completions"
@@ -81,6 +82,9 @@ class Life:
         setup = Setup(store=lives.path, num_blocks=40, max_num_seqs=self.rng.choice((1, 3)))
         self.sim = SimulatedServer(self.loop, self.rng, setup)
         self.sim.wall_s = lives.wall_s
+        self.watch = StepWatch(self.loop.stop)
+        for model in self.sim.models:
+            self.watch.watch(model)
         worker = self.sim.worker
         assert worker is not None
         self.store: Any = worker._store
@@ -99,6 +103,10 @@ class Life:
         try:
             with is_gone:
                 self.loop.run_until_complete(self._live())
+            assert not self.watch.broken_rules, "the last step breaks a rule"
+        except RuntimeError:  # the loop was stopped
+            assert not self.watch.broken_rules, self.watch.broken_rules[0]
+            raise
         finally:
             self.lives.wall_s = self.sim.wall_clock() - 1000
             self.store._db._connection.close()

@@ -3,6 +3,8 @@
 The next token is a function of the hash that the run finds in its block table, the seed and the
 output index. If a block is lost, shared, reused or not copied, or a token is fed twice or out of
 order, then the answer differs from the one that `expected_tokens` computes from the prompt alone.
+The model also remembers what it has written for each choice, and notices in the same step if it is
+fed, or finds in the cache, anything else.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ridgeline.engine.adapters.registry import NoAdapters, RunAdapters
+from ridgeline.engine.scheduler import sequence as scheduled
+from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache, block_digest, root_digest
 from ridgeline.engine.scheduler.plan import NoTokenError, Run, RunOutput, StepPlan, StepResult
 from ridgeline.records import TokenLogprobs
 
@@ -70,8 +74,37 @@ class PanicException(BaseException):
     """As the panics of Rust libraries: none of Exception."""
 
 
+class ChoiceText:
+    """A choice as the model knows it: its prompt, what it resumes, and what it wrote since.
+
+    `states` are the hashes after each token, `digests` those of the full blocks of `size` tokens.
+    """
+
+    def __init__(self, seq: scheduled.Sequence, root: int, size: int) -> None:
+        self.num_prompt, self.root, self._size = seq.num_prompt, root, size
+        self.tokens, self.states, self.digests = list[int](), list[int](), list[bytes]()
+        self._last_digest = root_digest(seq.request.cache_scope)
+        for token in (*seq.request.prompt, *seq.request.resumed_tokens(seq.index)):
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.states.append(mix(self.state_before(len(self.states)), token))
+        if len(self.tokens) % self._size == 0:
+            self._last_digest = block_digest(self._last_digest, self.tokens[-self._size :])
+            self.digests.append(self._last_digest)
+
+    def state_before(self, position: int) -> int:
+        return self.states[position - 1] if position else self.root
+
+
 class HashRunner:
-    """Computes plans. `sleep` lets time pass; `rng` decides how much, and which faults happen."""
+    """Computes plans. `sleep` lets time pass; `rng` decides how much, and which faults happen.
+
+    `find_sequence` gives the running sequence with an id, from whose request the text is known.
+    """
+
+    find_sequence: Callable[[int], scheduled.Sequence | None]
 
     def __init__(
         self,
@@ -88,7 +121,9 @@ class HashRunner:
         self._vocabulary, self._size, self._sleep = vocabulary, block_size, sleep
         self._rng, self._faults = rng, faults
         self._salt, self._adapters = salt, adapters or NoAdapters()
-        self._slots = [[(-1, 0)] * block_size for _ in range(num_blocks)]  # token, state
+        self._slots = [[0] * block_size for _ in range(num_blocks)]  # states
+        self._digests: list[bytes | None] = [None] * num_blocks  # of the full ones
+        self._texts: dict[tuple[int, int], ChoiceText] = {}  # by the request's number and choice
         self.violations: list[str] = []
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -96,9 +131,9 @@ class HashRunner:
             self._sleep(self._rng.uniform(0.001, 0.01))
             if self._rng.random() < self._faults.slow:
                 self._sleep(self._rng.uniform(0.5, 3.0))
-        sources = [list(self._slots[source]) for source, _ in plan.copies]
+        sources = [(list(self._slots[source]), self._digests[source]) for source, _ in plan.copies]
         for (_, target), content in zip(plan.copies, sources, strict=True):
-            self._slots[target] = content
+            self._slots[target], self._digests[target] = content
         self._raise_fault(plan)
         self._adapters.begin(plan.runs)
         return StepResult(tuple([self._compute(run) for run in plan.runs]))
@@ -123,27 +158,67 @@ class HashRunner:
             raise NoTokenError("NaN")
 
     def _compute(self, run: Run) -> RunOutput:
-        state = root_of(self._salt, run.adapter)
-        for position in range(run.start):
-            token, stored = self._slots[run.blocks[position // self._size]][position % self._size]
-            state = mix(state, token)
-            if state != stored:
-                self.violations.append(f"{run.seq_id} reads a wrong text at position {position}")
-                break
-        for position, token in enumerate(run.tokens, start=run.start):
-            state = mix(state, token)
-            slot = self._slots[run.blocks[position // self._size]]
-            slot[position % self._size] = (token, state)
+        text = self._text_of(run)
+        if text is None:
+            return RunOutput()
+        self._check_stored(run, text)
+        state = self._write(run, text)
         prompt_logprobs = self._prompt_logprobs(run)
         if run.sample is None:
             return RunOutput(prompt_logprobs=prompt_logprobs)
         if self._rng.random() < self._faults.late:
             return RunOutput(prompt_logprobs=prompt_logprobs, is_late=True)
         point = run.sample
+        if text.num_prompt + point.index != len(text.tokens) or state != text.states[-1]:
+            self._report(run, f"samples token {point.index} of another text")
         token = self._vocabulary.next_token(state, point.seed, point.index)
+        text.append(token)
         wants = point.sampling.logprobs is not None
         logprobs = (TokenLogprobs(token, -1.0, 1, ((token, -1.0),)),) if wants else ()
         return RunOutput((token,), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _text_of(self, run: Run) -> ChoiceText | None:
+        seq = self.find_sequence(run.seq_id)
+        if seq is None:
+            self._report(run, "runs without being served")
+            return None
+        key, root = (seq.group.serial, seq.index), root_of(self._salt, run.adapter)
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = ChoiceText(seq, root, self._size)
+        if text.root != root:
+            self._report(run, "runs with another adapter than before")
+        return text
+
+    def _check_stored(self, run: Run, text: ChoiceText) -> None:
+        """The cache must hold the choice's own text before the run."""
+        for begin in range(0, run.start, self._size):
+            end = min(begin + self._size, run.start)
+            stored = self._slots[run.blocks[begin // self._size]][: end - begin]
+            if stored != text.states[begin:end]:
+                self._report(run, f"reads a wrong text within positions {begin} to {end - 1}")
+
+    def _write(self, run: Run, text: ChoiceText) -> int:
+        """Store the run's tokens, and return the state after them."""
+        if list(run.tokens) != text.tokens[run.start : run.start + len(run.tokens)]:
+            self._report(run, f"is fed a wrong text from position {run.start} on")
+        state = text.state_before(run.start)
+        for position, token in enumerate(run.tokens, start=run.start):
+            state = mix(state, token)
+            place, offset = divmod(position, self._size)
+            block = run.blocks[place]
+            self._slots[block][offset] = state
+            is_full = offset == self._size - 1 and place < len(text.digests)
+            self._digests[block] = text.digests[place] if is_full else None
+        return state
+
+    def _report(self, run: Run, what: str) -> None:
+        self.violations.append(f"sequence {run.seq_id} {what}")
+
+    def check_cache(self, cache: PrefixCache) -> None:
+        """Each published block must hold the text under whose digest it is found."""
+        for block, (_, digest) in cache._entry_of.items():
+            assert self._digests[block] == digest, f"block {block} is published as another text"
 
     def _prompt_logprobs(self, run: Run) -> tuple[TokenLogprobs, ...]:
         if run.prompt_logprobs is None:

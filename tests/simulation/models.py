@@ -106,6 +106,7 @@ class SimulatedModel:
     def __init__(self, engine: Engine, runner: HashRunner, setup: Any) -> None:
         self.engine, self.runner, self.setup = engine, runner, setup
         self.counting = CountingEngine(engine)
+        runner.find_sequence = engine._loop.scheduler._registry.find_running
         self.service: Service  # once the app is there
         self.orphans: dict[str, int] = {}  # requests without a listener, and for how many steps
 

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import random
-import re
 import secrets
 import sys
 import time
@@ -20,13 +19,15 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from prometheus_client import CollectorRegistry
+
 from ridgeline.config.server import ServerOptions
 from ridgeline.engine.tokenization.template_process import client
-from tests.invariants.checks import check_pool, check_registry
 from tests.simulation.clients import CLIENTS
 from tests.simulation.model import Faults
 from tests.simulation.models import SimulatedModel
 from tests.simulation.server import LogWatcher, Setup, SimulatedServer, keys_file, watched_logs
+from tests.simulation.step_checks import StepWatch
 from tests.simulation.virtual_time import VirtualLoop
 
 MAX_UNSENT_BYTES = 8 << 20
@@ -44,13 +45,12 @@ class Simulation:
         self.seed, self.rng = seed, random.Random(seed)
         self.loop = VirtualLoop(self.rng)
         self.trace: list[str] = []
-        self.broken_rules: list[str] = []
+        self.watch = StepWatch(self.loop.stop)
         self._has_begun_to_drain = self.is_broken = False
-        self.num_steps = 0
         self.sim = SimulatedServer(self.loop, self.rng, random_setup(self.rng))
         self.sim.renderers.note = self.note
         for model in self.sim.models:
-            model.watch_steps(self._after_step)
+            self.watch.watch(model)
 
     @property
     def is_draining(self) -> bool:
@@ -73,7 +73,7 @@ class Simulation:
         ]
         await asyncio.gather(*clients)
         if not self.is_draining:
-            await asyncio.sleep(self._settling_s())
+            await self._settle()
             if self.sim.engine.death is not None:
                 await asyncio.sleep(0.2)  # the server looks ten times a second
                 assert self.is_draining, "the server outlives its engine"
@@ -86,6 +86,13 @@ class Simulation:
         self.sim.renderers.check()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         assert not rest, f"tasks that nobody awaits: {rest}"
+
+    async def _settle(self) -> None:
+        """Wait until nothing is held, for as long as that may take."""
+        until_s = self.loop.now_s + self._settling_s()
+        while self.loop.now_s < until_s and any(map(self._held, self.sim.models)):
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)
 
     def _settling_s(self) -> float:
         """How long what a client left behind may go on: a slow step, or a renderer that hangs."""
@@ -136,36 +143,6 @@ class Simulation:
 
     # invariants
 
-    @property
-    def violations(self) -> list[str]:
-        """What the models read that they must not."""
-        return [text for model in self.sim.models for text in model.runner.violations]
-
-    def _after_step(self, model: SimulatedModel) -> None:
-        self.num_steps += 1
-        try:
-            self.check_step(model)
-        except AssertionError:
-            self.broken_rules.append(traceback.format_exc())
-
-    def check_step(self, model: SimulatedModel) -> None:
-        world: Any = model
-        check_registry(world)
-        check_pool(world)
-        engine_loop = model.engine._loop
-        limiter = engine_loop.queue_limiter
-        assert limiter.num_queued <= model.setup.max_num_queued_reqs, "the queue exceeds its limit"
-        assert set(engine_loop._subscriptions) <= engine_loop._ids
-        groups = model.scheduler._registry.groups
-        started = {name for name, group in groups.items() if group.started}
-        queued = {name for name, request in limiter._requests.items() if request.queued}
-        assert not started & queued, "started requests are counted as queued"
-        served = set(groups)
-        assert served <= set(engine_loop._subscriptions)
-        listened = {name for inboxes in model.engine._inboxes.values() for name in inboxes._inboxes}
-        model.orphans = {name: model.orphans.get(name, 0) + 1 for name in served - listened}
-        assert max(model.orphans.values(), default=0) < 4, "computes for a client that has left"
-
     def check_idle(self) -> None:
         """With no client left, nothing is held any more."""
         for model in self.sim.models:
@@ -174,8 +151,16 @@ class Simulation:
         assert unsent <= MAX_UNSENT_BYTES, f"{unsent} bytes waited for one client"
 
     def _check_idle_model(self, model: SimulatedModel) -> None:
+        left = self._held(model)
+        assert not left, f"held although every client is gone: {left}"
+        self._check_metrics(model, is_broken=self._is_broken(model))
+
+    def _is_broken(self, model: SimulatedModel) -> bool:
+        return self.is_broken and model is self.sim.models[0]
+
+    def _held(self, model: SimulatedModel) -> dict[str, int]:
+        """What the server holds for requests, by name, without what is 0."""
         engine_loop, scheduler = model.engine._loop, model.scheduler
-        is_broken = self.is_broken and model is self.sim.models[0]
         held = {
             "owned blocks": scheduler.pool.num_owned,
             "requests of the scheduler": len(scheduler._registry.groups),
@@ -191,16 +176,14 @@ class Simulation:
             "requests in progress": model.service.drain.num_in_progress,
             "bytes of bodies": self.sim.app.state.body_memory.num_bytes,
         }
-        if is_broken:  # a dead engine's scheduler is not touched any more
+        if self._is_broken(model):  # a dead engine's scheduler is not touched any more
             for name in ("owned blocks", "requests of the scheduler", "texts", "commands"):
                 held.pop(name)
-        left = {name: count for name, count in held.items() if count}
-        assert not left, f"held although every client is gone: {left}"
-        self._check_metrics(model, is_broken=is_broken)
+        return {name: count for name, count in held.items() if count}
 
     def _check_metrics(self, model: SimulatedModel, *, is_broken: bool) -> None:
         """Every choice that was submitted is counted once as ended, every token once."""
-        metrics = read_metrics(model.service.metrics.render().decode())
+        metrics = read_metrics(model.service.metrics.registry)
         tokens = metrics["vllm:generation_tokens_total"]
         assert tokens == model.counting.num_tokens, "tokens published and tokens counted differ"
         choices = metrics.get("vllm:request_params_n_sum", 0)
@@ -214,11 +197,12 @@ class Simulation:
         assert metrics.get("ridgeline_time_to_publish_seconds_count", 0) == tokens
 
 
-def read_metrics(page: str) -> dict[str, float]:
+def read_metrics(registry: CollectorRegistry) -> dict[str, float]:
     """Each metric's sum over its labels."""
     sums: dict[str, float] = {}
-    for name, value in re.findall(r"^([\w:]+)(?:\{[^}]*\})? (\S+)$", page, re.MULTILINE):
-        sums[name] = sums.get(name, 0.0) + float(value)
+    for metric in registry.collect():
+        for sample in metric.samples:
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     return sums
 
 
@@ -283,8 +267,7 @@ def simulate(seed: int) -> Simulation:
         try:
             with simulation.sim.renderers.patched():
                 loop.run_until_complete(simulation.run())
-            rules = simulation.broken_rules + simulation.violations
-            assert not rules, rules[0]
+            assert not simulation.watch.broken_rules, "a step that nobody waited for breaks a rule"
             assert not loop.faults, loop.faults
             logged = [line for line in watcher.lines if not simulation.explains(line)]
             assert not logged, logged
@@ -292,7 +275,7 @@ def simulate(seed: int) -> Simulation:
             _abandon(loop)
             if not isinstance(error, Exception):
                 raise
-            rules = "\n".join(simulation.broken_rules[:1] + simulation.violations[:1])
+            rules = "\n".join(simulation.watch.broken_rules[:1])
             trace = "\n".join(simulation.trace[-MAX_TRACE:])
             cause = "".join(traceback.format_exception(error)[-3:])
             raise Violation(
@@ -328,7 +311,7 @@ def main() -> None:
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         try:
             simulation = simulate(seed)
-            num_steps += simulation.num_steps
+            num_steps += simulation.watch.num_steps
             if arguments.seeds == 1:
                 print("\n".join(simulation.trace))
         except Violation as error:
