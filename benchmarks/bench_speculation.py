@@ -272,7 +272,7 @@ def by_clock(engine: Engine, clock: Clock) -> None:
     if not isinstance(controller, DepthController) or clock is time.perf_counter:
         return
     loop, resolved, drafter = engine._loop, engine.resolved, controller._drafter
-    controller._clock = clock
+    controller.use_clock(clock)
 
     def measured() -> None:
         steps = StepTimeCurve(measure_steps(loop.runner, resolved, clock))

@@ -123,6 +123,13 @@ class DepthController:
         """
         self._costs = DraftingCosts(step_cost, draft_cost)
 
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Decide and account by another clock, such as processor time, from the next step on.
+
+        Costs that were measured by the earlier clock are dropped: calibrate again.
+        """
+        self._clock, self._timer, self._costs = clock, PlainStepTimer(clock), None
+
     @property
     def costs(self) -> DraftingCosts:
         """Current costs of steps and drafts; valid after `calibrate`."""
