@@ -495,7 +495,7 @@ class EngineLoop:
         if len(plan.runs) == 1:
             return StepResult((self._fail(plan.runs[0], error),))
         copies = [plan.copies, *[()] * (len(plan.runs) - 1)]
-        outputs = []
+        outputs: list[RunOutput] = []
         for run, own_copies in zip(plan.runs, copies, strict=True):
             if outputs and self.scheduler.request_id_of(run.seq_id) is None:
                 outputs.append(RunOutput())

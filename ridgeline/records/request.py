@@ -58,8 +58,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     remaining tokens (as in vLLM). With `logprobs`, `logprob_token_ids` names the tokens whose
     log-probabilities are returned in place of the largest. A `stop` string that is a special token
     stops at that token; one that contains special tokens beside other text is compared with the
-    text before they are skipped. `shown_special_tokens`: special tokens that stay in the text although
-    `skip_special_tokens`. The output never contains one of `bad_words`. After
+    text before they are skipped. `shown_special_tokens`: special tokens that stay in the text
+    although `skip_special_tokens`. The output never contains one of `bad_words`. After
     `thinking_token_budget` tokens of thinking, which `thinking_marks` enclose, the output continues
     with the forced end of the thinking. With `beam` the choices are the best outputs of a beam
     search, which reads raw log-probabilities only; `logprobs` are those of each output. The engine

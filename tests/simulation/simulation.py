@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 from prometheus_client import CollectorRegistry
