@@ -57,7 +57,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     `allowed_token_ids` mask the other tokens first, so that log-probabilities are those of the
     remaining tokens (as in vLLM). With `logprobs`, `logprob_token_ids` names the tokens whose
     log-probabilities are returned in place of the largest. A `stop` string that is a special token
-    stops at that token; one that contains special tokens beside other text is compared with the
+    stops at that token; one that contains special tokens as well as other text is compared with the
     text before they are skipped. `shown_special_tokens`: special tokens that stay in the text
     although `skip_special_tokens`. The output never contains one of `bad_words`. After
     `thinking_token_budget` tokens of thinking, which `thinking_marks` enclose, the output continues

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ridgeline.cli.commands.run.fleet import check_command
 from ridgeline.config.settings import Settings
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, DoesNotFit
@@ -218,6 +219,59 @@ def test_file_without_rates_is_unchanged(tmp_path: Path) -> None:
 def test_contradictory_entries_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         read_fleet_file(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("gateway", "model", "message"),
+    [
+        ("port = 0", "", "port"),
+        ("port = 70000", "", "port"),
+        ('host = "a b"', "", "host"),
+        ("drain_s = -1", "", "drain_s"),
+        ("", "replicas = 1000000000", "replicas"),
+        ("", "target_in_flight = nan", "finite"),
+        ("", "stable_s = inf", "finite"),
+        ("", "cpus = nan", "finite"),
+        ("", "gpus = 1.5", "whole number"),
+        ("", "gpus = -1.0", "negative"),
+        ("", "resources = {a = -1.0}", "must be positive"),
+        ("", 'resources = {"" = 1.0}', "Ray has not taken"),
+        ("", "resources = {CPU = 1.0}", "Ray has not taken"),
+        ('stock = "l4=1"', "rate = 0.0", "must be positive"),
+        ('stock = "l4=1"', "rate = nan", "finite"),
+        ('stock = "l4=1"', "rate = 1.0\ninput_len = 0", "input_len"),
+        ("", 'quantization = "int8"', "without a rate"),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    tmp_path: Path, gateway: str, model: str, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_fleet_file(write(tmp_path, f'{gateway}\n[[models]]\nmodel = "demo"\n{model}'))
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        ("serve", ["demo", "--nope"], "--nope"),
+        ("serve", ["demo", "--port", "1"], "the fleet sets --port"),
+        ("serve", ["demo", "--host=::"], "the fleet sets --host"),
+        ("serve", ["demo", "other"], "other"),
+        ("serve", ["demo", "--max-num-seqs", "-4"], "max.num.seqs"),
+        ("route", ["--silence-s", "x"], "silence"),
+        ("route", ["--backend-file", "x"], "the fleet sets"),
+    ],
+)
+def test_flags_of_a_fleet_are_those_of_its_commands(
+    command: str, words: list[str], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        check_command(command, words)
+
+
+def test_valid_flags_of_a_fleet_are_accepted() -> None:
+    check_command("serve", ["demo", "--twin", "--device", "l4", "--max-num-seqs", "4"])
+    check_command("route", ["--policy", "ttft"])
 
 
 def test_stock_that_does_not_suffice_is_refused(tmp_path: Path) -> None:

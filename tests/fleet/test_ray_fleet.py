@@ -61,7 +61,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not inst
     [
         ("port = 1", "not valid"),
         ("models = []", r"no \[\[models\]\]"),
-        ('[[models]]\nmodel = "a"\nreplicas = 0', "at least 1"),
+        ('[[models]]\nmodel = "a"\nreplicas = 0', r"1\.\.10000"),
         ('[[models]]\nmodel = "a"\nreplica = 1', "not valid"),
         ('[[models]]\nmodel = "x/a"\n[[models]]\nmodel = "y/a"', "the same name"),
     ],

@@ -15,7 +15,9 @@ from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
 from ridgeline.engine.scheduler.plan import Run, RunOutput
+from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
 from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.engine.scheduler.sequence import Sequence as ScheduledSequence
 from ridgeline.engine.tokenization.template_process.client import ProcessTemplate
 from ridgeline.records import Event, Finished, Request, Token
 from ridgeline.serve.batch import store as store_module
@@ -150,7 +152,7 @@ PLANTS: list[tuple[Plant, str]] = [
     (started_requests_stay_in_the_queue, "started requests are counted"),
     (prefixes_are_shared_between_adapters, "reads a wrong text|wrong text|no version of"),
     (every_request_reaches_the_first_model, "wrong text|unknown adapter"),
-    (new_version_takes_over_running_requests, "reads a wrong text|no version of"),
+    (new_version_takes_over_running_requests, "another adapter than before|no version of"),
 ]
 
 
@@ -181,6 +183,20 @@ def full_disk_ends_the_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker_module, "_LOG", mock.Mock(exception=end))
 
 
+def choices_take_digests_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
+    """A choice that is forked from a resumed one has the digests of all that the other knows."""
+
+    def fork(
+        self: SequenceRegistry, source: ScheduledSequence, index: int, num_known: int
+    ) -> ScheduledSequence:
+        seq = original(self, source, index, num_known)
+        seq.digests = list(source.digests)
+        return seq
+
+    original = SequenceRegistry.fork
+    patch.setattr(SequenceRegistry, "fork", fork)
+
+
 FIRST_SEEDS = {dead_renderer_is_used: 60, hanging_renderer_is_left_behind: 60}
 """Bugs that only rare faults show, from where on they do, which saves the seeds before."""
 
@@ -197,6 +213,7 @@ BATCH_PLANTS: list[tuple[Plant, str, int]] = [
     (result_and_count_are_two_transactions, "'status': 'in_progress'", 44),
     (death_of_the_worker_goes_unnoticed, "a dead batch worker goes unnoticed", 0),
     (full_disk_ends_the_worker, "ended by itself", 11),
+    (choices_take_digests_of_unknown_tokens, "reads a wrong text", 210516),
 ]
 """With the first seed that shows it."""
 

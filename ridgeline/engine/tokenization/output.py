@@ -83,7 +83,7 @@ def special_stops(sampling: Sampling, tokenizer: Tokenizer) -> dict[int, str]:
 def _skipped_in_stops(
     sampling: Sampling, tokenizer: Tokenizer, stop_tokens: Mapping[int, str]
 ) -> dict[int, str]:
-    """The skipped special tokens that stop strings contain beside other text, by token id."""
+    """The skipped special tokens that stop strings contain among other text, by token id."""
     if not sampling.stop or not sampling.skip_special_tokens:
         return {}
     shown = {*sampling.shown_special_tokens, *stop_tokens.values()}

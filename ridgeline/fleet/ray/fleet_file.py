@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
 
 from ridgeline.errors import BadInput
+
+MAX_REPLICAS = 10_000  # of one model
 
 
 class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,15 +77,14 @@ def read_fleet_file(path: Path) -> FleetFile:
     fleet = msgspec.structs.replace(
         fleet, models=tuple(_located(model, path.parent) for model in fleet.models)
     )
+    _check_gateway(fleet)
     names = [model.name for model in fleet.models]
     for model in fleet.models:
         if names.count(model.name) > 1:
             raise BadInput("two models of the fleet have the same name", value=model.name)
+        _check_numbers(model)
+        _check_resources(model)
         _check_scaling(model, fleet.stock)
-        if model.replicas < 1 or model.cpus < 0 or model.gpus < 0:
-            raise BadInput(
-                "replicas must be at least 1, cpus and gpus not negative", value=model.name
-            )
     return fleet
 
 
@@ -91,6 +93,68 @@ def _located(model: FleetModel, folder: Path) -> FleetModel:
     if not model.model.startswith(("./", "../")):
         return model
     return msgspec.structs.replace(model, model=str((folder / model.model).resolve()))
+
+
+def _check_gateway(fleet: FleetFile) -> None:
+    if not 1 <= fleet.port <= 65535:
+        raise BadInput("the gateway's port is out of range", value=fleet.port, limit="1..65535")
+    if not fleet.host or any(c.isspace() for c in fleet.host):
+        raise BadInput(
+            "the gateway's host is not an address", value=repr(fleet.host), fix='host = "0.0.0.0"'
+        )
+    if fleet.drain_s < 0:
+        raise BadInput("drain_s is negative", value=fleet.drain_s, limit=">= 0")
+
+
+def _check_numbers(model: FleetModel) -> None:
+    if not model.model.strip():
+        raise BadInput("a model of the fleet has no name", value=repr(model.model))
+    if not 1 <= model.replicas <= MAX_REPLICAS:
+        raise BadInput(
+            f"replicas of {model.name} are out of range",
+            value=model.replicas,
+            limit=f"1..{MAX_REPLICAS}",
+        )
+    for name in ("target_in_flight", "allowed_wait_s", "stable_s", "rate", "cpus", "gpus"):
+        number = getattr(model, name)
+        if number is not None and not math.isfinite(number):
+            raise BadInput(f"{name} of {model.name} is not a finite number", value=number)
+    for name in ("input_len", "output_len"):
+        if getattr(model, name) < 1:
+            raise BadInput(
+                f"{name} of {model.name} is too small", value=getattr(model, name), limit=">= 1"
+            )
+    if model.rate is not None and model.rate <= 0:
+        raise BadInput(f"rate of {model.name} must be positive", value=model.rate, limit="> 0")
+    if model.rate is None and model.quantization is not None:
+        raise BadInput(
+            f"quantization of {model.name} has no effect without a rate",
+            value=model.quantization,
+            fix='use serve = ["--quantization", "…"]',
+        )
+
+
+def _check_resources(model: FleetModel) -> None:
+    if model.cpus < 0 or model.gpus < 0:
+        value = f"cpus {model.cpus:g}, gpus {model.gpus:g}"
+        raise BadInput(f"cpus or gpus of {model.name} are negative", value=value, limit=">= 0")
+    if model.gpus > 1 and model.gpus != int(model.gpus):
+        raise BadInput(
+            f"more than one GPU for {model.name} must be a whole number",
+            value=model.gpus,
+            limit="a fraction below 1, or 1, 2, …",
+        )
+    for name, amount in model.resources.items():
+        if not name.strip() or name in ("CPU", "GPU", "memory"):
+            raise BadInput(
+                f"resources of {model.name} need a name that Ray has not taken",
+                value=repr(name),
+                fix="use cpus and gpus for processors, and other names for the rest",
+            )
+        if not (math.isfinite(amount) and amount > 0):
+            raise BadInput(
+                f"resource {name} of {model.name} must be positive", value=amount, limit="> 0"
+            )
 
 
 def _check_scaling(model: FleetModel, stock: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -28,14 +28,16 @@ def change_fleet(
     *,
     on_status: Callable[[FleetStatus], None],
     on_progress: Callable[[str], None],
+    check_command: Callable[[str, Sequence[str]], None],
 ) -> None:
     """Do what `options.action` says. `up` returns once the fleet runs, or runs until SIGINT,
-    SIGTERM or `down` where it had to start a cluster. Raises BadInput or CannotRun."""
+    SIGTERM or `down` where it had to start a cluster. `check_command` raises BadInput for a command
+    and its words that `ridgeline` would refuse. Raises BadInput or CannotRun."""
     from ridgeline.fleet.ray import deploy
 
     if options.action == "up":
         try:
-            _start_fleet(options, on_status, on_progress)
+            _start_fleet(options, on_status, on_progress, check_command)
         except SystemExit:  # how Ray ends a process that gets SIGTERM before the fleet runs
             raise KeyboardInterrupt from None
         return
@@ -50,6 +52,7 @@ def _start_fleet(
     options: FleetOptions,
     on_status: Callable[[FleetStatus], None],
     on_progress: Callable[[str], None],
+    check_command: Callable[[str, Sequence[str]], None],
 ) -> None:
     from ridgeline.fleet.ray import deploy
     from ridgeline.fleet.ray.fleet_file import read_fleet_file
@@ -58,6 +61,9 @@ def _start_fleet(
     if options.file is None:
         raise BadInput("fleet up needs a file", fix="ridgeline fleet up fleet.toml")
     fleet = pack_fleet(read_fleet_file(options.file))
+    check_command("route", fleet.route)
+    for model in fleet.models:
+        check_command("serve", (model.model, *model.serve))
     started = deploy.connect(options.address, start=True)
     leaving = deploy.deploy(fleet)
     deploy.wait_ready(fleet, options.ready_timeout_s, on_progress)

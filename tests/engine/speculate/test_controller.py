@@ -432,3 +432,19 @@ def test_drafts_slower_than_predicted_do_not_make_plain_steps_look_slow() -> Non
         for _ in range(20):
             cost.learn(1, rows, 2.0)
     assert cost.seconds(1, 1) == 1.0 and cost.seconds(1, 5) > 1.8
+
+
+def test_account_follows_the_clock_that_is_set() -> None:
+    """Wall time of a busy machine runs faster than the processor time that is set: none of it may
+    remain in what is booked."""
+    world = World(flat, 0.8, 0.0, 1, flat)
+    costs = world.controller.costs
+    world.controller = DepthController(world, 8, lambda: 2 * world.now_s)
+    world.controller.calibrate(costs.step, costs.draft)
+    world.controller.use_clock(lambda: world.now_s)
+    assert not world.controller.should_propose(RUNS[:1]), "costs by the earlier clock are dropped"
+    world.controller.calibrate(costs.step, costs.draft)
+    rate(world, None)
+    saved_s = world.num_tokens * flat(1, 1) - world.now_s
+    account = world.controller.account
+    assert account.saved_s - account.lost_s == pytest.approx(saved_s, rel=0.15)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import click
 from rich.live import Live
 
+from ridgeline.cli.params.click_command import OptionCommand
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.measure.fleet import fleet_screen
+from ridgeline.config.commands import COMMANDS
 from ridgeline.config.tools import FleetOptions
+from ridgeline.errors import BadInput
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.serving.fleet import FleetStatus, change_fleet, gateway_url
 from ridgeline.workflows.serving.watch_fleet import view_fleet, watch_fleet
+
+SET_BY_FLEET = {
+    "serve": ("--host", "--port", "--shutdown-timeout-s"),
+    "route": ("--host", "--port", "--backend-file", "--close-on-stop"),
+}
+"""Flags of the commands that a fleet runs which it gives itself."""
 
 
 def fleet(call: Invocation) -> None:
@@ -33,7 +45,23 @@ def fleet(call: Invocation) -> None:
         if not options.json:
             print(text, flush=True)
 
-    change_fleet(options, on_status=show, on_progress=tell)
+    change_fleet(options, on_status=show, on_progress=tell, check_command=check_command)
+
+
+def check_command(name: str, words: Sequence[str]) -> None:
+    """Raises BadInput if `ridgeline NAME WORDS` cannot be run by a fleet: it would be refused, or
+    sets what the fleet sets."""
+    where = f"{name} in the fleet file"
+    for word in words:
+        if word.split("=", 1)[0] in SET_BY_FLEET[name]:
+            raise BadInput(f"{where}: the fleet sets {word}", fix="leave it out")
+    command = OptionCommand(COMMANDS[name], lambda call: 0)
+    try:
+        command.main(list(words), prog_name=f"ridgeline {name}", standalone_mode=False)
+    except click.ClickException as error:
+        raise BadInput(f"{where}: {error.format_message()}", value=" ".join(words)) from None
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
 
 
 def _top(options: FleetOptions) -> None:
