@@ -436,7 +436,7 @@ def test_drafts_slower_than_predicted_do_not_make_plain_steps_look_slow() -> Non
 
 def test_account_follows_the_clock_that_is_set() -> None:
     """Wall time of a busy machine runs faster than the processor time that is set: none of it may
-    remain in what is booked."""
+    remain in the account."""
     world = World(flat, 0.8, 0.0, 1, flat)
     costs = world.controller.costs
     world.controller = DepthController(world, 8, lambda: 2 * world.now_s)
