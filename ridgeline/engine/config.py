@@ -8,6 +8,7 @@ spec.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -348,13 +349,26 @@ def _device(asked: str, why: dict[str, str]) -> torch.device:
         raise CannotRun("ROCm is not supported", value=asked, limit="cpu, cuda", fix=NO_ROCM)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise CannotRun(
-            "no such CUDA device", value=asked, limit=_visible(), fix="use --device cpu"
+            "no such CUDA device", value=asked, limit=_visible(), fix=_why_not_visible()
         )
     return device
 
 
 def _visible() -> str:
     return f"{torch.cuda.device_count()} CUDA devices are visible to this PyTorch"
+
+
+def _why_not_visible() -> str:
+    """What to do where a CUDA device is not visible."""
+    if torch.version.cuda is None:
+        build = f"torch {torch.__version__} is built without CUDA: install a build with it"
+        return f"{build}, or use --device cpu"
+    masked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if masked is not None:
+        return f"CUDA_VISIBLE_DEVICES={masked!r} hides devices: change it, or use --device cpu"
+    if not torch.cuda.device_count():
+        return "look at `nvidia-smi`: without a driver there is no device; or use --device cpu"
+    return "number devices from 0, or use --device cpu"
 
 
 def _spec(

@@ -73,6 +73,29 @@ def test_plans_mean_the_same_attention(
     check("flashinfer", scene)
 
 
+def test_a_mixed_step_is_planned_once_per_kind_of_layer(
+    stand_in: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = list[tuple[Any, ...]]()
+    plan = StandIn.plan
+
+    def count(self: StandIn, *arguments: Any, **options: Any) -> None:
+        planned.append(arguments[4:7])
+        plan(self, *arguments, **options)
+
+    monkeypatch.setattr(StandIn, "plan", count)
+    scene = make_scene(random.Random(3), [(9, 1), (0, 6), (5, 3)])
+    step = build_attention("flashinfer", scene.spec, scene.caches[0]).prepare(scene.runs)
+    layers = range(len(scene.spec.layers))
+    for layer in (*layers, *layers):
+        step(scene.q_THD, scene.kv_T2KD, layer, None)
+    kinds = {
+        (a.num_heads, a.num_kv_heads, a.head_dim, a.window, a.softcap, a.scale)
+        for a in (layer.attention for layer in scene.spec.layers)
+    }
+    assert len(planned) == 2 * len(kinds)
+
+
 def test_sinks_follow_from_the_log_sum_exp(stand_in: None) -> None:
     scene = make_scene(random.Random(7), [(9, 1), (3, 2)])
     fast, slow = (

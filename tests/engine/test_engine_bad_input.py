@@ -155,6 +155,36 @@ def test_kv_budget_too_small_for_one_sequence_names_a_working_fix() -> None:
         assert engine.generate([[5] * 2047], GREEDY)[0].usage.completion_tokens == 1
 
 
+@pytest.mark.parametrize(
+    ("build", "visible", "count", "asked", "fix"),
+    [
+        (None, None, 0, "cuda", "built without CUDA"),
+        ("13.0", "", 0, "cuda", "CUDA_VISIBLE_DEVICES=''"),
+        ("13.0", None, 0, "cuda", "nvidia-smi"),
+        ("13.0", None, 2, "cuda:7", "from 0"),
+    ],
+)
+def test_refused_cuda_device_says_why_it_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+    build: str | None,
+    visible: str | None,
+    count: int,
+    asked: str,
+    fix: str,
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(CannotRun) as caught:
+        Engine.open("demo", device=asked)
+    assert fix in str(caught.value.fix) and "--device cpu" in str(caught.value.fix)
+
+
 def test_cuda_without_a_gpu_is_rejected() -> None:
     import torch
 

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.libraries.per_step import PerStep
 from ridgeline.engine.attention.tables import (
     ChunkTables,
     DecodeTables,
@@ -42,8 +43,6 @@ from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 WORKSPACE_BYTES = 128 << 20
 HEAD_DIMS = (64, 128, 256)
-Kind = tuple[int | None, float | None, float]
-"""Window, soft cap and scale of a layer."""
 
 
 class FlashInferKernels(TorchKernels):
@@ -53,8 +52,7 @@ class FlashInferKernels(TorchKernels):
         super().__init__(spec, cache)
         self.caches = cache.layers
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
-        self._step: object = None
-        self._plans: dict[Kind, Any] = {}
+        self._plans = PerStep()
 
     def decode(
         self, q_SHD: Tensor, tables: DecodeTables, layer: int, sinks_H: Tensor | None
@@ -73,13 +71,10 @@ class FlashInferKernels(TorchKernels):
         self, step: object, layer: int, rows: tuple[Tensor, Tensor, Tensor], q_THD: Tensor
     ) -> Any:
         """The wrapper, planned for this step and kind of layer."""
-        if self._step is not step:
-            self._step, self._plans = step, {}
         attention = self.attentions[layer]
-        kind = attention.window, attention.softcap, attention.scale
-        if kind not in self._plans:
-            self._plans[kind] = self._planned(attention, rows, q_THD)
-        return self._plans[kind]
+        sizes = attention.num_heads, attention.num_kv_heads, attention.head_dim
+        kind = *sizes, attention.window, attention.softcap, attention.scale
+        return self._plans.get(step, kind, lambda: self._planned(attention, rows, q_THD))
 
     def _planned(
         self, attention: AttentionSpec, rows: tuple[Tensor, Tensor, Tensor], q_THD: Tensor

@@ -33,6 +33,7 @@ from torch.nn.attention import flex_attention as flex
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import KeySpan
+from ridgeline.engine.attention.libraries.per_step import PerStep
 from ridgeline.engine.attention.tables import (
     ChunkTables,
     DecodeTables,
@@ -51,8 +52,7 @@ class FlexKernels(TorchKernels):
 
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         super().__init__(spec, cache)
-        self._step: object = None
-        self._masks: dict[KeySpan, Any] = {}
+        self._masks = PerStep()
 
     def decode(
         self, q_SHD: Tensor, tables: DecodeTables, layer: int, sinks_H: Tensor | None
@@ -112,15 +112,14 @@ class FlexKernels(TorchKernels):
         shape: tuple[int, int, int],
     ) -> Any:
         """The block mask [batch, query, key] of a step's tables for one kind of layer."""
-        if self._step is not tables:
-            self._step, self._masks = tables, {}
-        span = KeySpan.of(attention)
-        if span not in self._masks:
-            batch, queries, keys = shape
-            self._masks[span] = flex.create_block_mask(
+        span, (batch, queries, keys) = KeySpan.of(attention), shape
+
+        def make() -> Any:
+            return flex.create_block_mask(
                 mask_of(span), batch, None, queries, keys, device=self.device
             )
-        return self._masks[span]
+
+        return self._masks.get(tables, span, make)
 
 
 def in_span(span: KeySpan, position: Tensor, key: Tensor) -> Tensor:
