@@ -83,7 +83,7 @@ class ChoiceText:
     def __init__(self, seq: scheduled.Sequence, root: int, size: int) -> None:
         self.num_prompt, self.root, self._size = seq.num_prompt, root, size
         self.tokens, self.states, self.digests = list[int](), list[int](), list[bytes]()
-        self._last_digest = root_digest(seq.request.cache_scope)
+        self._root_digest = self._last_digest = root_digest(seq.request.cache_scope)
         for token in (*seq.request.prompt, *seq.request.resumed_tokens(seq.index)):
             self.append(token)
 
@@ -93,6 +93,15 @@ class ChoiceText:
         if len(self.tokens) % self._size == 0:
             self._last_digest = block_digest(self._last_digest, self.tokens[-self._size :])
             self.digests.append(self._last_digest)
+
+    def drop_last(self) -> None:
+        """Forget the last token, which will be written again."""
+        self.tokens.pop()
+        self.states.pop()
+        if len(self.tokens) % self._size == self._size - 1:
+            self.digests.pop()
+            parents = self.digests or [self._root_digest]
+            self._last_digest = parents[-1]
 
     def state_before(self, position: int) -> int:
         return self.states[position - 1] if position else self.root
@@ -124,6 +133,7 @@ class HashRunner:
         self._slots = [[0] * block_size for _ in range(num_blocks)]  # states
         self._digests: list[bytes | None] = [None] * num_blocks  # of the full ones
         self._texts: dict[tuple[int, int], ChoiceText] = {}  # by the request's number and choice
+        self._sampled: list[tuple[scheduled.Sequence, ChoiceText]] = []  # in the last step
         self.violations: list[str] = []
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -158,9 +168,11 @@ class HashRunner:
             raise NoTokenError("NaN")
 
     def _compute(self, run: Run) -> RunOutput:
-        text = self._text_of(run)
-        if text is None:
+        seq = self.find_sequence(run.seq_id)
+        if seq is None:
+            self._report(run, "runs without being served")
             return RunOutput()
+        text = self._text_of(seq, run)
         self._check_stored(run, text)
         state = self._write(run, text)
         prompt_logprobs = self._prompt_logprobs(run)
@@ -173,15 +185,12 @@ class HashRunner:
             self._report(run, f"samples token {point.index} of another text")
         token = self._vocabulary.next_token(state, point.seed, point.index)
         text.append(token)
+        self._sampled.append((seq, text))
         wants = point.sampling.logprobs is not None
         logprobs = (TokenLogprobs(token, -1.0, 1, ((token, -1.0),)),) if wants else ()
         return RunOutput((token,), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
-    def _text_of(self, run: Run) -> ChoiceText | None:
-        seq = self.find_sequence(run.seq_id)
-        if seq is None:
-            self._report(run, "runs without being served")
-            return None
+    def _text_of(self, seq: scheduled.Sequence, run: Run) -> ChoiceText:
         key, root = (seq.group.serial, seq.index), root_of(self._salt, run.adapter)
         text = self._texts.get(key)
         if text is None:
@@ -214,6 +223,17 @@ class HashRunner:
 
     def _report(self, run: Run, what: str) -> None:
         self.violations.append(f"sequence {run.seq_id} {what}")
+
+    def end_step(self) -> None:
+        """Forget the step's tokens that were not taken, of sequences preempted in its commit.
+
+        Where a request's first token makes room for its other choices, another sequence of the
+        same step may lose its blocks, and with them this step.
+        """
+        for seq, text in self._sampled:
+            if seq.state is scheduled.State.WAITING and len(seq.tokens) == len(text.tokens) - 1:
+                text.drop_last()
+        self._sampled.clear()
 
     def check_cache(self, cache: PrefixCache) -> None:
         """Each published block must hold the text under whose digest it is found."""

@@ -33,6 +33,7 @@ class StepWatch:
 
 def check_step(model: SimulatedModel) -> None:
     """The model has read and written what it must, and blocks, queues and requests add up."""
+    model.runner.end_step()
     assert not model.runner.violations, model.runner.violations[0]
     world: Any = model
     check_registry(world)

@@ -281,7 +281,7 @@ def _lines(path: Path, data: bytes) -> LoadedResult:
     try:
         text = data.decode("utf-8")
         return aiperf.table(str(path), text) if "," in text.partition("{")[0] else _rows(path, data)
-    except (ValueError, KeyError, TypeError, AttributeError, NotThisFormat):
+    except (*DECODE_ERRORS, KeyError, TypeError, AttributeError, NotThisFormat):
         raise unreadable_error(path, "it is neither JSON, JSONL nor AIPerf's CSV table") from None
 
 
