@@ -68,6 +68,16 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
         """FLOP/s by dtype, including the one computed in."""
         return {**self.flops_s_by_dtype, self.dtype: self.flops_s}
 
+    def scaled(self, factor: float, source: str) -> Peaks:
+        """`factor` times these rates, in every dtype."""
+        return msgspec.structs.replace(
+            self,
+            flops_s=factor * self.flops_s,
+            bytes_s=factor * self.bytes_s,
+            flops_s_by_dtype={name: factor * f for name, f in self.flops_s_by_dtype.items()},
+            source=source,
+        )
+
     def attainable_flops_s(self, intensity: float) -> float:
         """The roof above `intensity` (FLOPs per byte)."""
         return min(self.flops_s, intensity * self.bytes_s)

@@ -490,7 +490,7 @@ class EngineLoop:
         """Run every run of a failed step separately; those that fail again fail their requests.
 
         Block copies may be repeated, because none of them writes to a source. Further choices of a
-        request that has failed are not run.
+        request that has failed are not run; the first run is, because the copies come with it.
         """
         if len(plan.runs) == 1:
             return StepResult((self._fail(plan.runs[0], error),))

@@ -152,13 +152,7 @@ def sped_up(peaks: Peaks, speed: float) -> Peaks:
     in one."""
     if speed == 1:
         return peaks
-    return msgspec.structs.replace(
-        peaks,
-        flops_s=speed * peaks.flops_s,
-        bytes_s=speed * peaks.bytes_s,
-        flops_s_by_dtype={name: speed * f for name, f in peaks.flops_s_by_dtype.items()},
-        source=f"{peaks.source}; times {speed:g}, the speed of its twin",
-    )
+    return peaks.scaled(speed, f"{peaks.source}; times {speed:g}, the speed of its twin")
 
 
 def _probed_peaks(spec: ModelSpec, dtype: str) -> Peaks:

@@ -21,6 +21,7 @@ from ridgeline.errors import EngineUnavailable
 from ridgeline.records import Event, Failed, Finished
 
 GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
+FOUR_CHOICES = Sampling(n=4, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
 POISON = 77
 RESOLVED = resolve(Settings(model="demo", kv_cache_memory_bytes=32 << 20, num_threads=1))
 
@@ -286,6 +287,20 @@ def test_calls_that_are_waiting_end_when_the_engine_is_closed() -> None:
         assert first.result(5)
         with pytest.raises(EngineUnavailable):
             waiting.result(5)
+
+
+def test_choices_of_a_failed_request_are_not_run_one_by_one() -> None:
+    """Each would fail as well: one request must not count as several failures of the engine."""
+
+    def compute_nan(plan: StepPlan) -> None:
+        if any(run.sample is not None for run in plan.runs):
+            raise NoTokenError("row 0: no token can be chosen from these logits")
+
+    with engine_with(compute_nan) as engine:
+        with pytest.raises(EngineUnavailable):
+            engine.generate([[5, 6]], FOUR_CHOICES)
+        assert engine.counters()["num_nan_logits"] == 1
+        assert engine.is_healthy()
 
 
 def test_nan_logits_are_counted_and_end_health() -> None:

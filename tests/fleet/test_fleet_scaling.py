@@ -258,6 +258,7 @@ def test_values_out_of_range_are_refused(
         ("serve", ["demo", "--host=::"], "the fleet sets --host"),
         ("serve", ["demo", "other"], "other"),
         ("serve", ["demo", "--max-num-seqs", "-4"], "max.num.seqs"),
+        ("serve", ["demo", "--help"], "would not start"),
         ("route", ["--silence-s", "x"], "silence"),
         ("route", ["--backend-file", "x"], "the fleet sets"),
     ],

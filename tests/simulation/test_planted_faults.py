@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from unittest import mock
@@ -198,23 +197,16 @@ def choices_take_digests_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SequenceRegistry, "fork", fork)
 
 
-ABANDONED = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
-"""A run that is stopped at the fault leaves what it had open."""
-
 FIRST_SEEDS = {dead_renderer_is_used: 60, hanging_renderer_is_left_behind: 60}
 """Bugs that only rare faults show, from where on they do, which saves the seeds before."""
 
 
-@ABANDONED
 @pytest.mark.parametrize(("plant", "message"), PLANTS, ids=[p.__name__ for p, _ in PLANTS])
 def test_planted_bug_is_found(plant: Plant, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(Violation, match=message):
         for seed in range(FIRST_SEEDS.get(plant, 0), 150):
             simulate(seed)
-    gc.collect()
 
 
 BATCH_PLANTS: list[tuple[Plant, str, int]] = [
@@ -226,7 +218,6 @@ BATCH_PLANTS: list[tuple[Plant, str, int]] = [
 """With the first seed that shows it."""
 
 
-@ABANDONED
 @pytest.mark.parametrize(
     ("plant", "message", "seed"), BATCH_PLANTS, ids=[plant.__name__ for plant, *_ in BATCH_PLANTS]
 )
@@ -236,4 +227,3 @@ def test_planted_bug_of_batches_is_found(
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=message):
         simulate_batches(seed)
-    gc.collect()

@@ -221,13 +221,7 @@ def _peaks_seen_from_outside(peaks: Peaks, num_devices: int) -> Peaks:
         "steps as clients saw them, host and network included; weights as MODEL's files store them"
     )
     devices = "" if num_devices == 1 else f"{num_devices} devices, each "
-    return msgspec.structs.replace(
-        peaks,
-        flops_s=num_devices * peaks.flops_s,
-        bytes_s=num_devices * peaks.bytes_s,
-        flops_s_by_dtype={name: num_devices * f for name, f in peaks.flops_s_by_dtype.items()},
-        source=f"{devices}{peaks.source}; {note}",
-    )
+    return peaks.scaled(num_devices, f"{devices}{peaks.source}; {note}")
 
 
 class _ServerSimulator:

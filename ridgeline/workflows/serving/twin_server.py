@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from ridgeline.config.server import ServerOptions, TwinOptions
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
@@ -112,6 +110,4 @@ def create_twin_app(
 def _peaks(config: TwinConfig, model: TwinModel) -> Peaks:
     """Peaks of all devices of a replica, in real time: modelled steps are `speed` times as fast."""
     peaks, scale = model.replica.peaks, model.replica.layout.num_devices * config.speed
-    return replace(
-        peaks, flops_s=peaks.flops_s * scale, bytes_s=peaks.bytes_s * scale, source="catalogue"
-    )
+    return peaks.scaled(scale, "catalogue")

@@ -22,7 +22,7 @@ SET_BY_FLEET = {
     "serve": ("--host", "--port", "--shutdown-timeout-s"),
     "route": ("--host", "--port", "--backend-file", "--close-on-stop"),
 }
-"""Flags of the commands that a fleet runs which it gives itself."""
+"""Flags that a fleet sets on the commands it runs."""
 
 
 def fleet(call: Invocation) -> None:
@@ -49,19 +49,25 @@ def fleet(call: Invocation) -> None:
 
 
 def check_command(name: str, words: Sequence[str]) -> None:
-    """Raises BadInput if `ridgeline NAME WORDS` cannot be run by a fleet: it would be refused, or
-    sets what the fleet sets."""
+    """Check the options of a command that a fleet will run.
+
+    Raises BadInput if the command would refuse them, would not start (`--help`), or if one of them
+    is set by the fleet.
+    """
     where = f"{name} in the fleet file"
     for word in words:
         if word.split("=", 1)[0] in SET_BY_FLEET[name]:
             raise BadInput(f"{where}: the fleet sets {word}", fix="leave it out")
-    command = OptionCommand(COMMANDS[name], lambda call: 0)
+    started = list[Invocation]()
+    command = OptionCommand(COMMANDS[name], started.append)
     try:
         command.main(list(words), prog_name=f"ridgeline {name}", standalone_mode=False)
     except click.ClickException as error:
         raise BadInput(f"{where}: {error.format_message()}", value=" ".join(words)) from None
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
+    if not started:
+        raise BadInput(f"{where}: the command would not start", value=" ".join(words))
 
 
 def _top(options: FleetOptions) -> None:
