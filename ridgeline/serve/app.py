@@ -28,6 +28,7 @@ from ridgeline.serve.anthropic.schemas import MessageEvent
 from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
 from ridgeline.serve.bodies.memory import MAX_BODIES, BodyMemory
 from ridgeline.serve.bodies.routing import BodyLimits
+from ridgeline.serve.bodies.turns import BodyTurns
 from ridgeline.serve.caching import routes as cache_routes
 from ridgeline.serve.config import split_names
 from ridgeline.serve.engine_protocol import ServedEngine
@@ -140,6 +141,7 @@ def _new_app(title: str, service: Service, *, admin_only: bool = False) -> FastA
     app.state.body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
     max_held_bytes = MAX_BODIES * options.max_body_bytes
     app.state.body_memory = BodyMemory(max_held_bytes, max_held_bytes // 2)
+    app.state.body_turns = BodyTurns()
     for kind in (HTTPException, RidgelineError, Exception):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(RequestValidationError, _respond_to_invalid_request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -114,7 +115,7 @@ async def version() -> Response:
     responses=error_responses(),
 )
 async def openapi(request: Request) -> Response:
-    return json_response(request.app.openapi())
+    return json_response(await asyncio.to_thread(request.app.openapi))
 
 
 @router.get(

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from ridgeline.serve.bodies.fail_fast import RequestModel
 from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.generation.prompt_reader import PromptReader, in_thread_if_long
+from ridgeline.serve.generation.prompt_reader import PromptReader
 from ridgeline.serve.generation.respond import json_response
 from ridgeline.serve.openai.objects import NonNegative
 from ridgeline.serve.openai.sampling_params import chat_prompt
@@ -81,10 +81,7 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDep)
     tokens = await _tokenize(body, service.prompt_reader(request))
     token_strs = None
     if body.return_token_strs:
-        decode = service.engine.tokenizer.decode
-        token_strs = await in_thread_if_long(
-            len(tokens), lambda: [decode([token], skip_special_tokens=False) for token in tokens]
-        )
+        token_strs = await service.prompt_reader(request).decode_each(tokens)
     tokenized: TokenizeResponse = {
         "count": len(tokens),
         "max_model_len": service.engine.info.max_model_len,
@@ -101,7 +98,7 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDep)
     response_model=DetokenizeResponse,
     responses=error_responses(body=True),
 )
-async def detokenize(body: DetokenizeRequest, service: ServiceDep) -> Response:
+async def detokenize(body: DetokenizeRequest, request: Request, service: ServiceDep) -> Response:
     service.check_model(body.model)
     vocab_size = service.engine.info.vocab_size
     if vocab_size is not None and body.tokens and max(body.tokens) >= vocab_size:
@@ -110,11 +107,9 @@ async def detokenize(body: DetokenizeRequest, service: ServiceDep) -> Response:
             f"tokens.{place}: not a token id; got {body.tokens[place]}; limit: {vocab_size - 1}"
         )
         raise ApiError(400, message, param="tokens")
-    decode = service.engine.tokenizer.decode
-    text = await in_thread_if_long(
-        len(body.tokens), lambda: decode(body.tokens, skip_special_tokens=False)
-    )
-    decoded: DetokenizeResponse = {"prompt": text}
+    decoded: DetokenizeResponse = {
+        "prompt": await service.prompt_reader(request).decode(body.tokens)
+    }
     return json_response(decoded)
 
 

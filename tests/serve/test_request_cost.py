@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -17,9 +18,11 @@ from ridgeline.serve.app import create_app
 from ridgeline.serve.auth.keys import new_key
 from ridgeline.serve.bodies.json_bounds import MAX_CONTAINERS, check_json_bounds
 from ridgeline.serve.bodies.memory import BodyMemory
+from ridgeline.serve.bodies.turns import BodyTurns
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError
-from tests.serve.fake_engine import FakeEngine
+from ridgeline.serve.generation.prompt_reader import PromptReader
+from tests.serve.fake_engine import CharTokenizer, FakeEngine
 
 COMPLETIONS = "/v1/completions"
 
@@ -71,14 +74,49 @@ def test_separators_inside_of_texts_are_not_counted() -> None:
     check_json_bounds(json.dumps({"prompt": hostile, "stop": ["\\", '"']}).encode(), max_values=10)
 
 
-def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
+@pytest.mark.parametrize("name", ["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_tokenised(name: str) -> None:
     tokenizer = load_tokenizer("demo")
-    thread = threading.Thread(target=tokenizer.encode, args=(" " * 1_000_000,))
+    given = " " * 1_000_000 if name == "encode" else [5] * 1_000_000
+    thread = threading.Thread(target=getattr(tokenizer, name), args=(given,))
     thread.start()
     turns = 0
     while thread.is_alive():
         turns += 1
     assert turns > 1000  # with the GIL held, this thread would get a turn or two
+
+
+async def test_a_probe_waits_for_one_large_body_and_not_for_all() -> None:
+    """Bodies that are ready together are validated with a turn of the loop between any two."""
+    turns, ended, num_iterations = BodyTurns(), [], 0
+
+    async def read() -> None:
+        await turns.parse(lambda: None)
+        ended.append(num_iterations)
+
+    bodies = asyncio.gather(*(read() for _ in range(50)))
+    while not bodies.done():
+        num_iterations += 1
+        await asyncio.sleep(0)
+    assert len(ended) == len(set(ended)) == 50
+
+
+async def test_a_body_that_cannot_be_parsed_ends_its_turn() -> None:
+    turns = BodyTurns()
+    with pytest.raises(ZeroDivisionError):
+        await turns.parse(lambda: 1 // 0)
+    assert await asyncio.wait_for(turns.parse(lambda: 1), 10) == 1
+
+
+async def test_long_lists_of_tokens_are_charged_before_they_are_decoded() -> None:
+    async with client() as http:
+        tokens = [65] * 8000
+        reply = await http.post("/detokenize", json={"tokens": tokens})
+        assert reply.json()["prompt"] == "A" * 8000
+    charged: list[int] = []
+    reader = PromptReader(CharTokenizer(), 100, charged.append)
+    assert await reader.decode(tokens) == "A" * 8000
+    assert charged == [8000 // CharTokenizer.max_token_chars]
 
 
 def test_text_with_too_many_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
-"""No request within the size limit holds the event loop: every route, with the largest bodies.
+"""No request within the size limit holds the event loop: every route with a JSON body.
 
-The routes are those of the app, so that a new one is attacked too. The bound is on the CPU time
+The routes are those of the app, so that a new one is attacked too; for those without such a body
+see `test_stall_without_body.py`. The bound is on the CPU time
 of single callbacks on the loop's thread: other processes on the machine hardly change it.
 """
 
@@ -16,11 +17,13 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 
 from ridgeline.config.server import ServerOptions
-from ridgeline.serve.app import create_app
+from ridgeline.serve.app import create_admin_app, create_app, include_protected
+from ridgeline.serve.batch import routes as batch_routes
 from ridgeline.serve.bodies.routing import JsonRoute
 from tests.serve.fake_engine import FakeEngine
 from tests.serve.loop_time import CallbackTimes, callback_times
@@ -63,9 +66,18 @@ SHAPES = {
 
 
 def _routes() -> list[APIRoute]:
-    contexts = iter_route_contexts(create_app(FakeEngine()).routes)
-    routes = [context.original_route for context in contexts]
-    return [route for route in routes if isinstance(route, APIRoute) and "POST" in route.methods]
+    routes = [*whole_app().routes, *create_admin_app(whole_app().state.service).routes]
+    contexts = [context.original_route for context in iter_route_contexts(routes)]
+    return [route for route in contexts if isinstance(route, APIRoute) and route.body_field]
+
+
+def whole_app() -> FastAPI:
+    """The app with all routes that options add."""
+    app = create_app(FakeEngine(), ServerOptions(allow_runtime_lora_updating=True))
+    store: Any = None  # a batch of no endpoint is refused before the store is asked
+    app.state.batches = batch_routes.BatchService(store, worker=store, endpoints=())
+    include_protected(app, batch_routes.router)
+    return app
 
 
 def _model(route: APIRoute) -> type[BaseModel] | None:
@@ -134,7 +146,7 @@ ATTACKED = _attacked_fields(ROUTES)
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(FakeEngine())
+    app = whole_app()
     gc.collect()
     gc.freeze()  # as the server does: a collection does not walk what earlier tests have loaded
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
@@ -157,6 +169,7 @@ async def _held_s(http: httpx.AsyncClient, path: str, body: bytes, times: Callba
     await asyncio.sleep(0)  # the callback that made the body ends here
     times.reset()
     reply = await http.post(path, content=body)
+    await asyncio.sleep(0)  # the last callback of the request ends here
     assert reply.status_code < 500, reply.text[:200]
     return times.longest_s
 

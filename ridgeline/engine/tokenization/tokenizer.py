@@ -70,7 +70,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `tokens`."""
+        """The text of `tokens`. Long lists are decoded without holding the GIL."""
         ...
 
     def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
@@ -123,6 +123,7 @@ class Tokenizer(Protocol):
 _PLACEHOLDER = re.compile("(?i)image|audio|video|vision")
 MAX_TEXT_TOKENS = 1 << 20
 """Of one text; more than the longest context."""
+_LONG_TOKENS = 1000
 _MIN_TOKEN_CHARS = 16  # of an unknown word, or blanks that a normaliser drops
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's tokens for single bytes
 
@@ -273,7 +274,12 @@ class HfTokenizer:
         return list(encoding.ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return str(self.inner.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        given = list(tokens)
+        if len(given) < _LONG_TOKENS:
+            return str(self.inner.decode(given, skip_special_tokens=skip_special_tokens))
+        # Unlike `decode`, this releases the GIL.
+        texts = self.inner.decode_batch([given], skip_special_tokens=skip_special_tokens)
+        return str(texts[0])
 
     def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
         if self._table is not None:

@@ -70,7 +70,7 @@ async def load_lora_adapter(
 async def unload_lora_adapter(
     body: UnloadAdapterRequest, request: Request, service: ServiceDep
 ) -> Response:
-    _host(request, service).unload_adapter(body.lora_name)
+    await asyncio.to_thread(_host(request, service).unload_adapter, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 

@@ -51,7 +51,12 @@ def attach_batches(app: FastAPI, batch_app: FastAPI, options: BatchOptions) -> B
         max_concurrency=options.max_concurrency, poll_s=options.poll_s, window=options.window
     )
     served = fingerprint(batch_service.engine.info)
-    executor = InProcessExecutor(batch_app, service.keys.caller_named, served=served)
+    executor = InProcessExecutor(
+        batch_app,
+        service.keys.caller_named,
+        served=served,
+        max_body_bytes=batch_service.options.max_body_bytes,
+    )
     worker = BatchWorker(store, executor, worker_options)
     app.state.batches = BatchService(store, worker, BATCH_ENDPOINTS)
     include_protected(app, router)

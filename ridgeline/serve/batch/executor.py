@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -22,6 +23,7 @@ from ridgeline.serve.auth.keys import ANONYMOUS, Caller
 from ridgeline.serve.auth.middleware import CALLER
 from ridgeline.serve.batch.records import BatchResult, Lease
 from ridgeline.serve.batch.worker import EngineBusy, failed_result
+from ridgeline.serve.bodies.json_bounds import SMALL_BODY_BYTES
 from ridgeline.serve.engine_protocol import EventSink, ServedEngine
 from ridgeline.serve.generation.resume import (
     LOG_KEY,
@@ -42,7 +44,13 @@ _HOST = b"127.0.0.1"
 
 
 class _BatchLine(msgspec.Struct):
-    body: dict[str, Any]
+    body: msgspec.Raw
+
+
+class _BatchBody(msgspec.Struct):
+    """What is read of a body before the app reads it: a large one would hold the event loop."""
+
+    stream: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _TokenDetails(msgspec.Struct):
@@ -73,14 +81,19 @@ class InProcessExecutor:
         caller_named: Callable[[str], Caller] = lambda _: ANONYMOUS,
         *,
         served: str = "",
+        max_body_bytes: float = math.inf,
     ) -> None:
         """`served`: what tells the model and its settings from others; "" for an app that cannot
-        continue a request from its tokens."""
+        continue a request from its tokens. `max_body_bytes`: the app refuses longer bodies."""
         self._app, self._caller_named, self._served = app, caller_named, served
+        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, lease: Lease) -> BatchResult:
-        body = msgspec.json.decode(lease.text, type=_BatchLine).body
-        if body.get("stream"):
+        is_small = len(lease.text) <= SMALL_BODY_BYTES
+        body = _body(lease) if is_small else await asyncio.to_thread(_body, lease)
+        if len(body) > self._max_body_bytes:
+            return _result(lease, *await post(self._app, lease.endpoint, body))
+        if _is_streamed(body):
             return failed_result(lease, "invalid_request", "a batch request cannot be streamed")
         progress = lease.progress
         if progress.served != self._served:  # tokens of another model
@@ -94,10 +107,10 @@ class InProcessExecutor:
             raise EngineBusy
         return _result(lease, status, response)
 
-    async def _post(self, lease: Lease, body: dict[str, Any]) -> tuple[int, bytes]:
+    async def _post(self, lease: Lease, body: bytes) -> tuple[int, bytes]:
         caller, prefix = self._caller_named(lease.tenant), _ID_PREFIXES.get(lease.endpoint)
         if prefix is None or not self._served:
-            return await post(self._app, lease.endpoint, msgspec.json.encode(body), caller)
+            return await post(self._app, lease.endpoint, body, caller)
         digest = blake2b(lease.request_id.encode(), digest_size=16).digest()
         point = ResumePoint(
             id=prefix + digest.hex(),
@@ -107,7 +120,7 @@ class InProcessExecutor:
         )
         log = TokenLog(lease.progress.tokens)
         lease.progress.tokens = log.choices
-        data = msgspec.json.encode({**body, RESUME_FIELD: point})
+        data = with_field(body, RESUME_FIELD, point)
         return await post(self._app, lease.endpoint, data, caller, log)
 
 
@@ -141,6 +154,25 @@ async def post(
     start = next(message for message in sent if message["type"] == "http.response.start")
     chunks = (m.get("body", b"") for m in sent if m["type"] == "http.response.body")
     return int(start["status"]), b"".join(chunks)
+
+
+def _body(lease: Lease) -> bytes:
+    return bytes(msgspec.json.decode(lease.text, type=_BatchLine).body)
+
+
+def _is_streamed(body: bytes) -> bool:
+    """Whether a body asks for a stream. What cannot be read is left for the app to refuse."""
+    try:
+        stream = msgspec.json.decode(body, type=_BatchBody).stream
+    except DECODE_ERRORS:
+        return False
+    return bytes(stream) not in (b"null", b"false", b"0")
+
+
+def with_field(body: bytes, name: str, value: Any) -> bytes:
+    """A JSON object with one more field, which counts if the object has it already."""
+    head, field = body.rstrip()[:-1].rstrip(), msgspec.json.encode({name: value})[1:]
+    return head + (b"" if head.endswith(b"{") else b",") + field
 
 
 def fingerprint(info: EngineInfo) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.responses import StreamingResponse
@@ -36,6 +36,8 @@ router = APIRouter(tags=["Batch"], route_class=JsonRoute)
 
 _MAX_FILES_PER_PAGE, _MAX_BATCHES_PER_PAGE = 10_000, 100
 _ID = "$response.body#/id"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ async def list_files(
         newest_first=order == "desc",
         tenant=_tenant_filter(request),
     )
-    return _page([file_object(file) for file in files[:limit]], has_more=len(files) > limit)
+    return await asyncio.to_thread(_page, files, file_object, limit)
 
 
 @router.get(
@@ -231,7 +233,7 @@ async def list_batches(
     page = await asyncio.to_thread(
         batches.store.page, after=after, limit=limit + 1, tenant=_tenant_filter(request)
     )
-    return _page([batch_object(batch) for batch in page[:limit]], has_more=len(page) > limit)
+    return await asyncio.to_thread(_page, page, batch_object, limit)
 
 
 @router.get(
@@ -273,15 +275,16 @@ def _owns(request: Request, item: BatchJob | StoredFile) -> bool:
     return _tenant_filter(request) in (None, item.tenant)
 
 
-def _page(items: list[Any], *, has_more: bool) -> Response:
-    """A list as OpenAI's clients page through it."""
+def _page(found: Sequence[T], to_object: Callable[[T], Any], limit: int) -> Response:
+    """A list of up to `limit` objects, as OpenAI's clients page through it."""
+    items = [to_object(item) for item in found[:limit]]
     return json_response(
         {
             "object": "list",
             "data": items,
             "first_id": items[0]["id"] if items else None,
             "last_id": items[-1]["id"] if items else None,
-            "has_more": has_more,
+            "has_more": len(found) > limit,
         }
     )
 

@@ -26,6 +26,7 @@ from ridgeline.serve.bodies.json_bounds import (
     check_json_bounds,
 )
 from ridgeline.serve.bodies.memory import BodyMemory, BodyReservation
+from ridgeline.serve.bodies.turns import BodyTurns
 from ridgeline.serve.errors import ApiError, ClientDisconnected
 from ridgeline.serve.generation.handover import (
     TRANSFER_FIELD,
@@ -78,7 +79,8 @@ class JsonRequest(Request):
             parse = partial(_parse, body, limits.max_bytes // BYTES_PER_VALUE)
             try:
                 is_small = len(body) <= SMALL_BODY_BYTES
-                self._json = parse() if is_small else await asyncio.to_thread(parse)
+                turns: BodyTurns = self.app.state.body_turns
+                self._json = parse() if is_small else await turns.parse(parse)
             except ValueError as error:
                 message = f"the request body is not a JSON object: {error}"
                 raise ApiError(400, message) from None

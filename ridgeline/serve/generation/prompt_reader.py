@@ -8,7 +8,7 @@ longest take turns, so that the memory of tokenising is that of one of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -73,6 +73,26 @@ class PromptReader:
         tokens = await asyncio.get_running_loop().run_in_executor(executor, render)
         return TokenPrompt(tuple(tokens), None, num_charged)
 
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, with special tokens. It is charged as a text of as many characters,
+        which is as much work. ApiError 429 if its key is over budget."""
+        if len(tokens) >= _INLINE:
+            self._charge(len(tokens) // self._tokenizer.max_token_chars)
+        return await self._run(
+            len(tokens), lambda: self._tokenizer.decode(tokens, skip_special_tokens=False)
+        )
+
+    async def decode_each(self, tokens: Sequence[int]) -> list[str]:
+        """The text of every token. Many take turns: a loop in Python holds the GIL."""
+        decode = self._tokenizer.decode
+
+        def texts() -> list[str]:
+            return [decode([token], skip_special_tokens=False) for token in tokens]
+
+        if len(tokens) < _INLINE:
+            return texts()
+        return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, texts)
+
     def _admit(self, num_chars: int, field: str, is_cut: bool) -> int:
         """Tokens that were charged for a text of `num_chars`."""
         max_token_chars = self._tokenizer.max_token_chars
@@ -88,11 +108,11 @@ class PromptReader:
         self._charge(num_tokens)
         return num_tokens
 
-    async def _run(self, num_chars: int, tokenize: Callable[[], list[int]]) -> list[int]:
-        self._num_chars += num_chars
-        if num_chars < _LONG_CHARS:
-            return await in_thread_if_long(self._num_chars, tokenize)
-        return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, tokenize)
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        self._num_chars += size
+        if size < _LONG_CHARS:
+            return await in_thread_if_long(self._num_chars, work)
+        return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, work)
 
 
 async def in_thread_if_long(size: int, work: Callable[[], T]) -> T:

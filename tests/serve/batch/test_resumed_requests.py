@@ -99,6 +99,21 @@ async def test_tokens_that_the_model_does_not_have_are_dropped(execute: InProces
     assert answer(await execute(damaged)) == answer(expected)
 
 
+@pytest.mark.parametrize("body", [b"{}", b" { } ", b'{"a": 1}\n', b'{"a": "}", "x": [2]}'])
+def test_a_field_is_added_to_a_body_that_is_not_parsed(body: bytes) -> None:
+    assert json.loads(with_field(body, "x", [1])) == {**json.loads(body), "x": [1]}
+
+
+@pytest.mark.parametrize("value", ["true", '"true"', "1", "null", "false"])
+async def test_a_batch_request_that_would_be_streamed_is_refused(
+    value: str, execute: InProcessExecutor
+) -> None:
+    endpoint, body = BODIES["greedy"]
+    streamed = lease(endpoint, {**body, "stream": json.loads(value)})
+    refused = b"cannot be streamed" in (await execute(streamed)).line
+    assert refused == (value not in ("null", "false"))
+
+
 def test_store_keeps_progress_over_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "batches.sqlite"
     store = BatchStore(path, owner="one")
