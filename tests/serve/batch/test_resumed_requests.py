@@ -13,7 +13,7 @@ import pytest
 from ridgeline.config.server import ServerOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.serve.app import create_app
-from ridgeline.serve.batch.executor import InProcessExecutor, background_engine
+from ridgeline.serve.batch.executor import InProcessExecutor, background_engine, with_field
 from ridgeline.serve.batch.records import BatchResult, Lease
 from ridgeline.serve.batch.store import BatchStore
 from tests.serve.batch.helpers import accepted
