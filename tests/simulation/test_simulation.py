@@ -35,6 +35,12 @@ def test_a_choice_without_tokens_is_resumed_next_to_one_that_has_some() -> None:
     simulate_batches(210516)
 
 
+@pytest.mark.parametrize("seed", [900081, 900128])
+def test_a_resumed_request_waits_with_several_choices(seed: int) -> None:
+    """Only one of them stands for the request in the queue."""
+    simulate_batches(seed)
+
+
 def test_an_engine_may_die_after_the_last_client_has_left() -> None:
     """The server notices up to a tenth of a second later, and stops then."""
     assert "the scheduler breaks" in "\n".join(simulate(200177).trace)
