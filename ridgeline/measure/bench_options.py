@@ -17,6 +17,7 @@ from ridgeline.measure.workload.arrivals import (
     Ramp,
     RecordedArrivals,
     arrivals_from_flags,
+    burst,
     replay,
 )
 from ridgeline.measure.workload.base import StopsEarly, Unstreamed
@@ -112,6 +113,13 @@ def load_options(options: BenchOptions) -> LoadOptions:
 def _closed(options: BenchOptions) -> bool:
     """A concurrency without an arrival rate is a closed loop, not a limit on an open one."""
     return isinstance(arrivals_of(options), Closed)
+
+
+def most_at_once(options: BenchOptions) -> int | None:
+    """The most requests in flight; None where only the server's speed bounds them."""
+    if options.max_concurrency is not None:
+        return min(options.max_concurrency, options.max_requests or options.max_concurrency)
+    return options.max_requests if arrivals_of(options) == burst() else None
 
 
 async def run_bench(

@@ -27,8 +27,8 @@ from starlette.types import ASGIApp
 
 from ridgeline.config.server import ServerOptions
 from ridgeline.errors import BadInput, EngineUnavailable
+from ridgeline.hardware.open_files import connections_that_fit, raise_limit
 from ridgeline.serve.auth.middleware import is_loopback
-from ridgeline.serve.connections.open_files import connections_that_fit, raise_limit
 from ridgeline.serve.connections.protocol import ConnectionLimits, limited_protocol
 from ridgeline.serve.drain import DrainState
 

@@ -17,12 +17,15 @@ Not supported: redirects, proxies, compression, HTTP/2.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
+
+from ridgeline.hardware.open_files import OpenFilesError
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 65536
@@ -52,7 +55,10 @@ class Connect(Protocol):
 
 
 async def connect(origin: Origin, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Connect over TCP, with TLS for https. Raises HttpConnectionError."""
+    """Connect over TCP, with TLS for https.
+
+    Raises HttpConnectionError, and OpenFilesError where this process may open no further one.
+    """
     loop = asyncio.get_running_loop()
     secure = ssl.create_default_context() if origin.tls else None
     try:
@@ -72,6 +78,8 @@ async def connect(origin: Origin, protocol: asyncio.Protocol) -> asyncio.Transpo
     except ssl.SSLError as error:
         raise HttpConnectionError(f"TLS failed: {error.reason or error}") from None
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise OpenFilesError from None
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise HttpConnectionError(f"ConnectError: {why}") from None
     return connected[0]

@@ -20,6 +20,7 @@ import msgspec
 
 from ridgeline.config.units import MAX_REQUESTS
 from ridgeline.errors import BadInput, EngineUnavailable
+from ridgeline.hardware.open_files import OpenFilesError
 from ridgeline.measure.client.target import LoadTarget, Recorder
 from ridgeline.measure.workload.arrivals import Arrivals, Closed
 from ridgeline.measure.workload.base import LoadRequest, Workload
@@ -85,7 +86,8 @@ async def run_load(
     """Measure one run.
 
     `on_finish` is called with every request that ends; if it returns a reason, the run stops.
-    `on_start` is awaited between warm-up and run: monitors start there.
+    `on_start` is awaited between warm-up and run: monitors start there. Raises EngineUnavailable if
+    a warm-up request fails, and OpenFilesError if this process may open no further connection.
     """
     await _warm_up(target, workload, arrivals, options)
     if on_start is not None:
@@ -151,12 +153,18 @@ async def _warm_up(
 async def _send_one(
     target: LoadTarget, request: LoadRequest, record: Recorder, timeout_s: float
 ) -> None:
-    """Send one request and wait for its end, which is recorded; only cancellation is raised."""
+    """Send one request and wait for its end, which is recorded.
+
+    Raised are a cancellation, and OpenFilesError, for which the server is not to blame.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             await target.send(request, record)
     except TimeoutError:
         record.record_failure(f"{TIMEOUT}: no end after {timeout_s:g} s")
+    except OpenFilesError as error:
+        record.record_failure(str(error))
+        raise
     except Exception as error:  # a failed request is a measurement, not the end of the run
         record.record_failure(f"{type(error).__name__}: {error}")
     if not record.has_ended:
@@ -175,6 +183,7 @@ class _LoadRun:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # set when a request ends
         self._stop: str | None = None
+        self._failure: OpenFilesError | None = None
         self._last_end_s = self._slot_free_s = 0.0
         self.traces: list[RequestTrace] = []
         self.lags_s: list[float] = []
@@ -193,6 +202,8 @@ class _LoadRun:
             await self._drain()
         finally:
             await self._cancel(self._stop or "the run was interrupted")
+        if self._failure is not None:
+            raise self._failure
 
     async def _next_due(self, next_due: Callable[[float, int], float | None]) -> float | None:
         """Wait until the next request is due; None once arrivals are over."""
@@ -267,6 +278,8 @@ class _LoadRun:
             await _send_one(self._target, request, record, self._options.timeout_s)
         except asyncio.CancelledError:
             record.record_failure(f"{CANCELLED}: {self._stop}", reason="abort")
+        except OpenFilesError as error:
+            self._failure, self._stop = error, error.what
         trace = record.to_trace(request, due_s, sent_s)
         self.traces.append(trace)
         if self._on_finish is not None and self._stop is None:

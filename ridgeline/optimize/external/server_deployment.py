@@ -27,6 +27,7 @@ import numpy as np
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
+from ridgeline.hardware.open_files import make_room_for_load
 from ridgeline.measure.client.accepted_prompts import (
     ANY_FORM,
     COMMON_WORDS,
@@ -131,6 +132,7 @@ class ServerDeployment:
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         arrivals, options = load.poisson()
         url = await self._url()
+        make_room_for_load()
         target, late_s = self._target(url), read_late_s(url)
         meter = LoadMeter()  # the server is a child of this process
         try:

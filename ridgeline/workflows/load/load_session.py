@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput, UserError
-from ridgeline.measure.bench_options import run_bench, workload_of
+from ridgeline.hardware.open_files import make_room_for_load
+from ridgeline.measure.bench_options import most_at_once, run_bench, workload_of
 from ridgeline.measure.client.accepted_prompts import AcceptedPrompts, PromptForm
 from ridgeline.measure.client.engine_target import EngineTarget, RenderChat
 from ridgeline.measure.client.http_target import (
@@ -93,6 +94,7 @@ class ServerSession(LoadSession):
 
     async def _open_target(self, options: BenchOptions) -> LoadTarget:
         server = self._server
+        make_room_for_load(most_at_once(options))
         model = server.model or await first_model(server.url, api_key=server.api_key)
         target = HttpTarget(
             server.url,

@@ -1,11 +1,12 @@
-"""The system's limit of open files, which bounds how many connections a server can hold."""
+"""The system's limit of open files, which bounds the connections of servers and load clients."""
 
 from __future__ import annotations
 
 import logging
 import resource
+from contextlib import suppress
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, CannotRun
 
 _LOG = logging.getLogger(__name__)
 RESERVED = 128
@@ -33,6 +34,41 @@ def raise_limit(num_connections: int, files_each: int = 1) -> None:
         )
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def make_room_for_load(num_connections: int | None = None) -> None:
+    """Raise the soft limit of open files to the hard one, for a client that opens as many
+    connections as requests are in flight.
+
+    `num_connections`: the largest number, where the load has one. Raises BadInput if the hard limit
+    is too low for it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard and soft != resource.RLIM_INFINITY:
+        with suppress(ValueError, OSError):  # some systems cap what they call unlimited
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if num_connections is None or soft == resource.RLIM_INFINITY:
+        return
+    if num_connections + RESERVED > soft:
+        raise BadInput(
+            "the limit of open files is too low for this concurrency",
+            value=f"{num_connections:,} requests at once",
+            limit=f"{max(0, soft - RESERVED):,} with ulimit -n {soft}",
+            fix=f"lower the concurrency, or raise the hard limit (ulimit -Hn "
+            f"{num_connections + RESERVED})",
+        )
+
+
+class OpenFilesError(CannotRun):
+    """A load client could not open a connection: the fault is its own, not the server's."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the load needs more connections than this process may open",
+            value=f"ulimit -n {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}",
+            fix="raise the limit (ulimit -n), or bound the requests at once (--max-concurrency)",
+        )
 
 
 def connections_that_fit(num_connections: int, files_each: int = 1) -> int:

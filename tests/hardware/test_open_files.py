@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.serve.connections import open_files
-from ridgeline.serve.connections.open_files import RESERVED, connections_that_fit, raise_limit
+from ridgeline.hardware import open_files
+from ridgeline.hardware.open_files import RESERVED, connections_that_fit, raise_limit
 
 
 class Limits:
