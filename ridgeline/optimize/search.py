@@ -44,8 +44,8 @@ from ridgeline.optimize.environment import Deployment, Environment
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.ladder import DEFAULTS, Ladder, RungCandidate, defaults_candidate
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
-from ridgeline.optimize.ranking.rung_ranking import Ranking
-from ridgeline.optimize.result import ConfigurationSummary, Ended, LadderResult, NotTried, Trial
+from ridgeline.optimize.ranking.rung_ranking import RankedRungs, Ranking
+from ridgeline.optimize.result import Ended, LadderResult, Trial
 from ridgeline.optimize.result_builder import (
     SearchTotals,
     TrialEvidence,
@@ -75,15 +75,6 @@ LOWER_STARTS = 3
 
 class InterruptedEarlyError(RidgelineError):
     """Interrupted before the baseline was measured; there is no result."""
-
-
-class RankedRungs(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured baseline, its best load (requests/s), and the rungs by their predicted gain."""
-
-    baseline: ConfigurationSummary
-    rate: float
-    forecasts: tuple[Forecast, ...]
-    left_out: tuple[NotTried, ...]
 
 
 async def rank_rungs(
@@ -267,15 +258,16 @@ class LadderSearch:
         """Measure the baseline and predict every rung's gain, without applying anything."""
         await self._measure_baseline()
         self._runner.stage("Ranking", "predicting the gain of every rung")
-        baseline = self._running_baseline
-        promising = self._ranking.rank_without_trials(baseline)
+        baseline, runs = self._running_baseline, self._running_baseline.runs
+        forecasts = self._ranking.rank_without_trials(baseline)
         return RankedRungs(
             baseline=summarise_configuration(
-                "baseline", baseline, baseline.runs, self._environment, self._job
+                "baseline", baseline, runs, self._environment, self._job
             ),
             rate=baseline.rate,
-            forecasts=tuple(promising),
+            forecasts=tuple(forecasts),
             left_out=self._ranking.left_out,
+            misfit=self._ranking.misfit,
         )
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ SHORT = parse_workload("synthetic:input=8,output=3")
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-async def test_missing_file_is_told_from_a_refusing_server(
+async def test_missing_file_is_no_refusal_of_the_server(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_file(*args: object, **more: object) -> None:

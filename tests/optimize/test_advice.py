@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,13 +25,14 @@ from ridgeline.optimize.environment import Deployment, Load
 from ridgeline.optimize.job import OptimizeJob
 from ridgeline.optimize.ladder import Ladder, candidates_of, load_default_ladder
 from ridgeline.optimize.ranking.predictor import Forecast
+from ridgeline.optimize.ranking.rung_ranking import RankedRungs
 from ridgeline.optimize.result import GainPrediction
-from ridgeline.optimize.search import RankedRungs, rank_rungs
+from ridgeline.optimize.search import rank_rungs
 from ridgeline.records import RunTrace
 from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload, prompt_of
 from ridgeline.workflows.optimize import advise as workflow
 from ridgeline.workflows.optimize.server_driver import RestartableServer, read_server
-from tests.optimize.simulated_servers import Fake
+from tests.optimize.simulated_servers import Fake, Physics
 from tests.optimize.test_search import job
 
 
@@ -152,3 +154,25 @@ def test_measured_server_takes_no_flags(tmp_path: Path) -> None:
 def test_advice_without_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optimize", "demo", "--advise"]) == 2
     assert "--url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("factor", "which"), [(1 / 6, "above"), (6.0, "below")])
+async def test_nothing_is_ranked_where_the_simulated_server_is_another(
+    factor: float, which: str
+) -> None:
+    """Steps that the simulator takes for six times as fast, or slow, as they are."""
+    truth = Physics()
+    believed = replace(
+        truth,
+        fixed_s=truth.fixed_s * factor,
+        per_seq_s=truth.per_seq_s * factor,
+        per_token_s=truth.per_token_s * factor,
+    )
+    result, _ = await ranked(Fake(believed=believed))
+    assert f"times {which} what was measured" in result.misfit
+    assert result.forecasts
+    for forecast in result.forecasts:
+        assert forecast.predicted is not None and forecast.predicted.gain == 1.0
+        assert "does not fit what was measured" in forecast.predicted.note
+    fitting, _ = await ranked(Fake(believed=replace(truth, fixed_s=1.2 * truth.fixed_s)))
+    assert not fitting.misfit

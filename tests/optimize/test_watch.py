@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -294,6 +295,24 @@ async def test_changes_are_ranked_for_the_traffic_that_came(
     assert slots[0].predicted.gain > 1.5
     assert "--workload" in report.prove and "{port}" in report.prove
     assert str(report.to_dict()["workload"]).startswith("synthetic:input=1")
+
+
+@pytest.mark.slow
+async def test_nothing_is_ranked_if_the_simulator_does_not_explain_the_tuned_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow, "probe", lambda: MACHINE)
+    monkeypatch.setattr(workflow, "with_server_rungs", lambda ladder, flags, gpus: only(RUNG))
+    folder = await tuned_folder(tmp_path)
+    ladder = json.loads((folder / "ladder.json").read_text("utf-8"))
+    ladder["final"]["measured"]["goodput_req_s"] = KNEE / 5
+    (folder / "ladder.json").write_text(json.dumps(ladder), "utf-8")
+    options = WatchOptions(url="http://chat", tuned=folder, duration=40, interval=10)
+    times = iter([0.0, 0, 0, 10, 10, 20, 20, 30, 30, 40, 40, 50])
+    monkeypatch.setattr(workflow, "_read", reads(readings(128, 60, 0.0)))
+    report = watch(options, clock=lambda: next(times), sleep=lambda seconds: None)
+    assert report.drifted and not report.changes and report.capacity is None
+    assert "times above what was measured" in report.unranked
 
 
 def test_folder_without_a_search_of_a_server_is_refused(tmp_path: Path) -> None:

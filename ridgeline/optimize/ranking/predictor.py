@@ -14,8 +14,9 @@ INT8 will not pay is cheaper than a trial, but a wrong conclusion costs more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -29,12 +30,20 @@ from ridgeline.optimize.ladder import RankingWeights, Rung, RungCandidate
 from ridgeline.optimize.result import GainPrediction
 from ridgeline.optimize.time_budget import REPORT_S, TimeBudget
 from ridgeline.records import RunTrace, Slo, StepStat
+from ridgeline.report.numbers import rounded
 
 FIRST_ERROR = 0.20  # assumed standard error of log(measured / predicted)
 MIN_ERROR = 0.05
 CLEAR_GAIN = 0.10  # a larger predicted gain ranks before rungs not measured yet
 UNSEEN = "the simulator does not model this change"
 NEUTRAL = "the simulator finds that this changes nothing at this load"
+UNITS: Mapping[Objective, str] = MappingProxyType(
+    {
+        "goodput": "requests/s within the SLO",
+        "cost": "tokens/s within the SLO",
+        "latency": "requests/s of one user",
+    }
+)
 SCHEDULED = frozenset({"max_num_seqs", "max_num_batched_tokens"})
 """Settings of the scheduler, which the simulator runs itself: if its outcome does not change, the
 limit is not reached."""
@@ -46,6 +55,7 @@ FINE_STEP, MAX_BISECTIONS = 1.05, 5  # width at which a bracket is narrow enough
 MAX_REQUESTS = 400  # of a simulated run, where the ranking is the result
 REQUEST_DURATIONS = 4.0  # least length of that run
 QUEUE_TIMES = 10.0  # the same: a queue of 10 % more than is served reaches the TTFT limit
+MAX_MISFIT = 2.0  # between simulated and measured objective, beyond which nothing is predicted
 TIME_MARGIN = 2.0  # overloaded runs, which a search for the knee has too, take longer than others
 
 
@@ -275,6 +285,26 @@ class Predictor:
             self._searched.add((settings, rate))
             self._known.pop(settings, None)
         return self.score(settings, rate)
+
+    def misfit(self, settings: Settings, rate: float, measured: float) -> str:
+        """Why the simulator may not rank changes of this configuration; "" if it may.
+
+        `measured`: its objective near `rate`. Predictions are ratios, so that a common error
+        cancels, but not one of more than `MAX_MISFIT`: something else than the simulated steps then
+        limits the server, and a change of the steps would not move it.
+        """
+        simulated = self._score_incumbent(settings, rate)
+        if isinstance(simulated, str) or not simulated > 0 or not measured > 0:
+            return ""
+        ratio = max(simulated / measured, measured / simulated)
+        if ratio <= MAX_MISFIT:
+            return ""
+        which = "above" if simulated > measured else "below"
+        return (
+            f"the simulator is {ratio:.1f} times {which} what was measured "
+            f"({rounded(simulated)} for {rounded(measured)} {UNITS[self._objective]}), and more "
+            f"than {MAX_MISFIT:g} times shows that it does not know what limits this server"
+        )
 
     def bracket_of(self, settings: Settings) -> KneeBracket | None:
         """Where the knee of simulated settings is; None if it was not found."""

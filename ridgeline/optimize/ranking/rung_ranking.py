@@ -22,7 +22,7 @@ from ridgeline.optimize.playbook import place_of
 from ridgeline.optimize.ranking.failure_bounds import FailureBounds
 from ridgeline.optimize.ranking.joint_proposals import JointProposals
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor, SimulationOverError
-from ridgeline.optimize.result import NotTried, Trial
+from ridgeline.optimize.result import ConfigurationSummary, NotTried, Trial
 from ridgeline.optimize.result_builder import collect_facts
 from ridgeline.optimize.time_budget import TimeBudget
 
@@ -36,6 +36,19 @@ SCARCE_TRIALS = 3.0  # with fewer left, several changes are tried together first
 Tried = Set[tuple[Settings, str | None]]
 
 
+class RankedRungs(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured baseline, its best load (requests/s), and the rungs by their predicted gain.
+
+    `misfit`: why no gain is predicted, if the simulated baseline is too far from the measured one.
+    """
+
+    baseline: ConfigurationSummary
+    rate: float
+    forecasts: tuple[Forecast, ...]
+    left_out: tuple[NotTried, ...]
+    misfit: str = ""
+
+
 class WorkLimit:
     """Ends a ranking after a number of simulated runs or output tokens, or after a time."""
 
@@ -44,11 +57,16 @@ class WorkLimit:
         self._num_runs, self._num_tokens = float(num_runs), num_tokens
         self._stop_s = math.inf
         self._budget: TimeBudget | None = None
+        self._refused = ""
         self.is_late = False
 
     def end_now(self) -> None:
         """End, because the budget has no time for another run."""
         self.is_late = True
+
+    def refuse(self, reason: str) -> None:
+        """Simulate nothing."""
+        self._refused = reason
 
     def end_in(self, seconds: float, budget: TimeBudget) -> None:
         """End after this time of the budget as well."""
@@ -62,6 +80,8 @@ class WorkLimit:
     @property
     def why_over(self) -> str:
         """Why nothing more is simulated; "" while something may be."""
+        if self._refused:
+            return self._refused
         work = self._predictor.work
         if work.num_runs - self._begun.num_runs >= self._num_runs:
             return f"a ranking ends after {self._num_runs:,.0f} simulated runs"
@@ -93,6 +113,8 @@ class Ranking:
         self._promising: dict[str, str] = {}  # title → rung
         self._trials: Sequence[Trial] = ()
         self._references_lost = False
+        self.misfit = ""
+        """Why nothing was predicted: the simulation does not fit what was measured."""
         self._bounds = FailureBounds()
         self._joint = JointProposals(
             predictor, self._bounds.excludes, 0 if job is None else job.seed
@@ -135,7 +157,19 @@ class Ranking:
         limit = WorkLimit(self._predictor, RUNS_WITHOUT_TRIALS, TOKENS_WITHOUT_TRIALS)
         self._predictor.end_with(self._budget)
         self._predictor.limit_requests(incumbent.runs)
+        self.misfit = self._misfit(incumbent)
+        if self.misfit:
+            limit.refuse("its simulation does not fit what was measured")
         return self._rank(incumbent, frozenset(), (), limit, math.inf)
+
+    def _misfit(self, incumbent: RunningConfiguration) -> str:
+        if not incumbent.settled:
+            return ""  # it may carry more than was measured
+        measured = max((run.score for run in incumbent.runs if run.holds), default=0.0)
+        try:
+            return self._predictor.misfit(incumbent.settings, incumbent.rate, measured)
+        except SimulationOverError:
+            return ""
 
     def _rank(
         self,

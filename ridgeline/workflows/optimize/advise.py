@@ -28,8 +28,9 @@ from ridgeline.optimize.drivers.server_process import ServerCommand
 from ridgeline.optimize.drivers.shell import shell_line
 from ridgeline.optimize.external.server_flags import server_flags_for
 from ridgeline.optimize.ranking.predictor import Forecast
+from ridgeline.optimize.ranking.rung_ranking import RankedRungs
 from ridgeline.optimize.result import ConfigurationSummary, GainPrediction, NotTried
-from ridgeline.optimize.search import RankedRungs, rank_rungs
+from ridgeline.optimize.search import rank_rungs
 from ridgeline.records.progress import Observer, silent
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
@@ -66,7 +67,8 @@ class ServerAdvice(Result, frozen=True, kw_only=True):
 
     `twin`: what the server says of itself if it is a twin, else "".
     `assumed`: what was taken for granted about the server's flags. `rate`: the load, in requests/s,
-    at which the verification compares. `verify`: commands to run around a change.
+    at which the verification compares. `unranked`: why no gain is predicted, if the simulated
+    server is too far from the measured one. `verify`: commands to run around a change.
     """
 
     server_kind: str
@@ -75,6 +77,7 @@ class ServerAdvice(Result, frozen=True, kw_only=True):
     assumed: str
     baseline: ConfigurationSummary
     rate: float
+    unranked: str
     changes: tuple[AdvisedChange, ...]
     left_out: tuple[NotTried, ...]
     verify: tuple[str, ...]
@@ -134,6 +137,7 @@ def advise(
         assumed="; ".join(filter(None, (_assumed(server, recipe), device))),
         baseline=ranked.baseline,
         rate=ranked.rate,
+        unranked=ranked.misfit,
         changes=changes,
         left_out=ranked.left_out,
         verify=_verify_commands(server, options, ranked.rate),

@@ -21,6 +21,7 @@ from ridgeline.config.load import WatchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.drift import DriftCheck, drift, load_check
 from ridgeline.errors import BadInput, CannotRun, UserError
+from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.monitors.traffic import TrafficReading, TrafficSample
 from ridgeline.measure.workload import parse_workload
@@ -38,7 +39,7 @@ from ridgeline.optimize.ranking.rung_ranking import (
     TOKENS_WITHOUT_TRIALS,
     WorkLimit,
 )
-from ridgeline.optimize.result import GainPrediction, LadderResult
+from ridgeline.optimize.result import GainPrediction, LadderResult, Provenance
 from ridgeline.optimize.search_state import STATE_FILE, SavedSearch
 from ridgeline.records import Slo
 from ridgeline.records.progress import Observer, silent, stage
@@ -246,21 +247,16 @@ def _rank(
     recipe = _recipe(tuned, options)
     start = recipe.start_settings(Settings(model=provenance.model))
     with TemporaryDirectory(prefix="ridgeline-watch-") as folder:
-        from ridgeline.workflows.optimize.server_environment import server_environment
-
         machine = probe_for(recipe, observer, probe)
-        environment = server_environment(
-            start, parse_workload(workload), machine, recipe, Path(folder)
+        environment, before = (
+            _environment(start, text, machine, recipe, Path(folder))
+            for text in (workload, _tuned_workload(tuned))
         )
-    _learn(environment, tuned, start)
+    for each in (environment, before):
+        _learn(each, tuned, start)
     ladder = with_server_rungs(load_default_ladder(), recipe.flags, options.gpus)
-    predictor = Predictor(
-        environment.simulator,
-        Slo.parse(provenance.slo),
-        provenance.objective,  # type: ignore[arg-type]  # written by a search
-        ladder.weights,
-        lambda rate: _load(rate, provenance.seed),
-    )
+    _refuse_misfit(_predictor(before, provenance, ladder), tuned, start)
+    predictor = _predictor(environment, provenance, ladder)
     predictor.limit_requests(tuned.saved.incumbent.runs)
     rate = max(1e-3, tuned.ladder.final.measured.goodput_req_s)
     capacity = predictor.score(start, rate)
@@ -271,6 +267,39 @@ def _rank(
         changes=tuple(changes[:MAX_CHANGES]),
         not_ranked=tuple(not_ranked),
     )
+
+
+def _environment(
+    start: Settings, workload: str, machine: Machine | None, recipe: ServerRecipe, folder: Path
+) -> Environment:
+    from ridgeline.workflows.optimize.server_environment import server_environment
+
+    return server_environment(start, parse_workload(workload), machine, recipe, folder)
+
+
+def _tuned_workload(tuned: TunedFolder) -> str:
+    assert tuned.ladder.traffic is not None
+    return workload_of(tuned.ladder.traffic, tuned.ladder.traffic)
+
+
+def _predictor(environment: Environment, provenance: Provenance, ladder: Ladder) -> Predictor:
+    return Predictor(
+        environment.simulator,
+        Slo.parse(provenance.slo),
+        provenance.objective,  # type: ignore[arg-type]  # written by a search
+        ladder.weights,
+        lambda rate: _load(rate, provenance.seed),
+    )
+
+
+def _refuse_misfit(predictor: Predictor, tuned: TunedFolder, start: Settings) -> None:
+    """Raises CannotRun if the simulator is far from what the search measured on its workload."""
+    if tuned.saved is None or tuned.ladder.provenance.objective != "goodput":
+        return
+    predictor.limit_requests(tuned.saved.incumbent.runs)
+    measured = tuned.ladder.final.measured.goodput_req_s
+    if misfit := predictor.misfit(start, max(1e-3, measured), measured):
+        raise CannotRun(f"no gain is predicted: on the tuned workload {misfit}")
 
 
 def _recipe(tuned: TunedFolder, options: WatchOptions) -> ServerRecipe:

@@ -96,7 +96,11 @@ def print_advice(console: Console, advice: ServerAdvice) -> None:
         column=2,
     )
     line(f"  {advice.baseline.finding.sentence}", column=2)
-    line("\nChanges, by predicted gain (nothing was changed)", "bold")
+    if advice.unranked:
+        line(f"\nNo gain is predicted: {advice.unranked}.", "yellow")
+        line("\nChanges that may help, in no order of gain (nothing was changed)", "bold")
+    else:
+        line("\nChanges, by predicted gain (nothing was changed)", "bold")
     for number, change in enumerate(advice.changes, 1):
         _print_change(console, number, change)
     if not advice.changes:
