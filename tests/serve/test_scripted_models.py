@@ -170,6 +170,7 @@ def texts_of_every_endpoint(http: httpx.Client, name: str, stop: list[str]) -> d
         ("beta gamma", "alpha "),
         ("<|stop|>never", "alpha beta gamma delta"),
         ("gamma<|stop|>", "alpha beta gamma delta"),
+        ("delta<|im_end|>", "alpha beta gamma "),
     ],
 )
 def test_stop_string_may_mix_special_tokens_and_text(engine: Engine, stop: str, text: str) -> None:
@@ -177,10 +178,13 @@ def test_stop_string_may_mix_special_tokens_and_text(engine: Engine, stop: str, 
         texts = texts_of_every_endpoint(http, script_name(STOP), ["never <|stop|>", stop])
         included = ask(http, STOP, stop=stop, include_stop_str_in_output=True)
         with_marks = ask(http, STOP, stop=stop, skip_special_tokens=False)
+        body = {"messages": [{"role": "user", "content": script_name(STOP)}], "n": 3, "stop": stop}
+        several = http.post("/v1/chat/completions", json=body).json()["choices"]
     assert texts == dict.fromkeys(texts, text) and len(texts) == 8
     stopped = text != "alpha beta gamma delta"
     assert included["message"]["content"] == (text + stop if stopped else text)
     assert included["stop_reason"] == (stop if stopped else None)
+    assert [choice["message"]["content"] for choice in several] == [text] * 3
     assert with_marks["message"]["content"].startswith(text[:8])
 
 

@@ -135,18 +135,29 @@ class PrefixDetokenizer:
 
     tokens   … | prefix ………… | read ………… |
                  text is known  not yet emitted
+
+    `skipped`: special tokens that are not in the text; `decode` shows them.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> None:
-        self._decode = decode
-        self._window = _tail(prompt, decode)
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        prompt: Sequence[int],
+        skipped: Collection[int] = (),
+    ) -> None:
+        self._decode, self._skipped = decode, skipped
+        self._window = _tail(prompt, decode, skipped)
         self._num_read = len(self._window)
 
     def push(self, token: int) -> str:
+        if token in self._skipped:
+            return ""
         self._window.append(token)
         known = self._decode(self._window[: self._num_read])
         text = self._decode(self._window)
         pending = len(self._window) - self._num_read
+        if len(text) <= len(known) and pending > _MAX_PENDING:
+            del self._window[self._num_read]  # a token without text, e.g. one of no meaning
         if len(text) <= len(known) or (text.endswith(_REPLACEMENT) and pending < _MAX_PENDING):
             return ""
         del self._window[: self._num_read]
@@ -155,16 +166,18 @@ class PrefixDetokenizer:
 
     def flush(self) -> str:
         known = self._decode(self._window[: self._num_read])
+        self._num_read = len(self._window)
         return self._decode(self._window)[len(known) :]
 
 
-def _tail(prompt: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
+def _tail(
+    prompt: Sequence[int], decode: Callable[[Sequence[int]], str], skipped: Collection[int]
+) -> list[int]:
     """The end of the prompt, which determines whether the output's first space is kept.
 
     It must not begin within a character, because then every byte of it would count as invalid. So
     of four consecutive starts, the one that decodes with the fewest replacement characters is used
     (the prompt itself may contain some).
     """
-    tails = [prompt[-length:] for length in _TAILS]
-    best = min(tails, key=lambda tail: decode(tail).count(_REPLACEMENT))
-    return list(best)
+    tails = [[t for t in prompt[-length:] if t not in skipped] for length in _TAILS]
+    return min(tails, key=lambda tail: decode(tail).count(_REPLACEMENT))

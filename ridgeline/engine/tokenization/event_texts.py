@@ -67,12 +67,11 @@ class EventTexts:
         if choice in commit.stopped:
             return []
         ending = commit.endings.get(choice)
-        if ending is not None and commit.num_after(choice, place) == 0:
-            # The last token of the choice: a stop token is shown only on request.
-            sampling = self._requests[event.request_id].sampling
-            if ending.reason == "stop" and not sampling.include_stop_str_in_output:
-                return [event]
-        text, stop = output.push(event.token)
+        is_last = ending is not None and commit.num_after(choice, place) == 0
+        if ending is not None and is_last and ending.reason == "stop" and not self._shows(event):
+            text, stop = output.push_end(event.token)
+        else:
+            text, stop = output.push(event.token)
         events: list[Event] = [replace(event, text=text) if text else event]
         if stop is not None:
             num_after = commit.num_after(choice, place)
@@ -80,6 +79,10 @@ class EventTexts:
             ended = [] if ending is not None else self._finish(*choice, stop)
             events += [_without_tokens(end, num_after) for end in ended]
         return events
+
+    def _shows(self, event: Token) -> bool:
+        """Whether what stops the request is shown."""
+        return self._requests[event.request_id].sampling.include_stop_str_in_output
 
     def _finished(self, event: Finished, commit: _Commit) -> Finished:
         choice, text = (event.request_id, event.index), ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ridgeline.engine.tokenization.detokenize import Detokenizer
 from ridgeline.engine.tokenization.stop import NoStops, StopMatcher, make_stops
@@ -13,10 +13,10 @@ from ridgeline.records import Sampling
 class OutputText:
     """Turns tokens into text that can be delivered.
 
-    Stop strings are matched from the token after `min_tokens` on. `stop_tokens`: the special tokens
-    that stop the output, each with the stop string that requested it. `skipped`: the special tokens
-    that the detokeniser shows for the sake of stop strings and that are not delivered, with their
-    texts.
+    A stop string may end with the token after `min_tokens`, and not before. `stop_tokens`: the
+    special tokens that stop the output, each with the stop string that requested it. `marks`: the
+    special tokens that stop strings contain among other text, with their texts; those that are in
+    `skipped` are not in the text of the detokeniser.
     """
 
     def __init__(
@@ -26,11 +26,12 @@ class OutputText:
         *,
         min_tokens: int = 0,
         stop_tokens: Mapping[int, str] | None = None,
-        skipped: Mapping[int, str] | None = None,
+        marks: Mapping[int, str] | None = None,
+        skipped: Collection[int] = (),
     ) -> None:
         self._detokenizer, self._stops = detokenizer, stops
-        self.stop_tokens, self._skipped = stop_tokens or {}, skipped or {}
-        self._num_unmatched = min_tokens
+        self.stop_tokens, self._marks, self._skipped = stop_tokens or {}, marks or {}, skipped
+        self._num_early = min_tokens
         self.has_no_stops = isinstance(stops, NoStops)
         self.push_token = detokenizer.push  # a faster `push` for outputs without stop strings
 
@@ -38,36 +39,46 @@ class OutputText:
     def begin(tokenizer: Tokenizer, prompt: Sequence[int], sampling: Sampling) -> OutputText:
         """The output of one choice of a request."""
         stop_tokens = special_stops(sampling, tokenizer)
-        skipped = _skipped_in_stops(sampling, tokenizer, stop_tokens)
-        shown = *sampling.shown_special_tokens, *stop_tokens.values(), *skipped.values()
-        over_special = [s for s in sampling.stop if any(mark in s for mark in skipped.values())]
+        mixed = [stop for stop in sampling.stop if stop not in stop_tokens.values()]
+        marks = _marks_in(mixed, tokenizer)
+        over_special = [stop for stop in mixed if any(mark in stop for mark in marks.values())]
         visible = [stop for stop in sampling.stop if stop not in over_special]
+        shown = {*sampling.shown_special_tokens, *stop_tokens.values()}
+        skipped = [token for token, text in marks.items() if text not in shown]
         return OutputText(
             tokenizer.detokenizer(
                 prompt,
                 skip_special_tokens=sampling.skip_special_tokens,
-                shown_special_tokens=shown,
+                shown_special_tokens=tuple(shown),
             ),
             make_stops(
                 visible, include=sampling.include_stop_str_in_output, over_special=over_special
             ),
             min_tokens=sampling.min_tokens,
             stop_tokens=stop_tokens,
-            skipped=skipped,
+            marks=marks,
+            skipped=skipped if sampling.skip_special_tokens else (),
         )
 
     def push(self, token: int) -> tuple[str, str | None]:
         """The text that can now be delivered, and the stop string that ends it, if any."""
-        text, mark = self._detokenizer.push(token), self._skipped.get(token, "")
-        text = text.removesuffix(mark)
-        if self._num_unmatched > 0:
-            self._num_unmatched -= 1
-            return text, None
-        return self._stops.push(text, mark)
+        text = self._detokenizer.push(token)
+        return self._match(text, self._marks[token] if token in self._skipped else "")
+
+    def push_end(self, token: int) -> tuple[str, str | None]:
+        """As `push`, for a token that ends the output and is not delivered: it has no text, but may
+        be the special token with which a stop string ends."""
+        mark = self._marks.get(token)
+        return ("", None) if mark is None else self._match(self._detokenizer.flush(), mark)
+
+    def _match(self, text: str, mark: str) -> tuple[str, str | None]:
+        may_stop = self._num_early <= 0
+        self._num_early -= 1
+        return self._stops.push(text, mark, may_stop=may_stop)
 
     def flush(self) -> tuple[str, str | None]:
         """The text held back until the end, and the stop string that it completes, if any."""
-        text, stop = self._stops.push(self._detokenizer.flush())
+        text, stop = self._stops.push(self._detokenizer.flush(), may_stop=self._num_early <= 0)
         return (text, stop) if stop else (text + self._stops.flush(), None)
 
 
@@ -80,15 +91,9 @@ def special_stops(sampling: Sampling, tokenizer: Tokenizer) -> dict[int, str]:
     return {token: text for text, token in ids.items() if token is not None}
 
 
-def _skipped_in_stops(
-    sampling: Sampling, tokenizer: Tokenizer, stop_tokens: Mapping[int, str]
-) -> dict[int, str]:
-    """The skipped special tokens that stop strings contain among other text, by token id."""
-    if not sampling.stop or not sampling.skip_special_tokens:
+def _marks_in(stops: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
+    """The special tokens that stop strings contain, by token id."""
+    if not stops:
         return {}
-    shown = {*sampling.shown_special_tokens, *stop_tokens.values()}
-    return {
-        token: text
-        for text, token in tokenizer.special_tokens.items()
-        if text and text not in shown and any(text in stop for stop in sampling.stop)
-    }
+    special = tokenizer.special_tokens.items()
+    return {token: text for text, token in special if text and any(text in s for s in stops)}

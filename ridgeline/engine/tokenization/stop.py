@@ -19,11 +19,14 @@ from typing import Protocol
 class StopMatcher(Protocol):
     """Finds stop strings in text that arrives in pieces."""
 
-    def push(self, text: str, skipped: str = "") -> tuple[str, str | None]:
+    def push(
+        self, text: str, skipped: str = "", *, may_stop: bool = True
+    ) -> tuple[str, str | None]:
         """The text that can be delivered, and the stop string once one is found.
 
         `skipped`: the special token that follows `text` and is not delivered. Only the stop
-        strings that contain a special token are compared with it.
+        strings that contain a special token are compared with it. Unless it `may_stop` the text, a
+        stop string that ends in this piece is not found.
         """
         ...
 
@@ -35,7 +38,9 @@ class StopMatcher(Protocol):
 class NoStops:
     """Passes all text through."""
 
-    def push(self, text: str, skipped: str = "") -> tuple[str, str | None]:
+    def push(
+        self, text: str, skipped: str = "", *, may_stop: bool = True
+    ) -> tuple[str, str | None]:
         return text, None
 
     def flush(self) -> str:
@@ -50,11 +55,12 @@ class StopStrings:
         self._longest = max(map(len, self._stops))
         self._held = ""
 
-    def push(self, text: str, skipped: str = "") -> tuple[str, str | None]:
+    def push(
+        self, text: str, skipped: str = "", *, may_stop: bool = True
+    ) -> tuple[str, str | None]:
+        num_known = len(self._held)
         self._held += text
-        starts = ((self._held.find(stop), stop) for stop in self._stops)
-        matches = ((start + len(stop), start, stop) for start, stop in starts if start >= 0)
-        first = min(matches, default=None)
+        first = min(_matches(self._held, num_known, self._stops if may_stop else ()), default=None)
         if first is not None:
             end, start, stop = first
             shown, self._held = self._held[: end if self._include else start], ""
@@ -88,11 +94,17 @@ class StopsWithSpecialTokens:
         self._held = ""  # with special tokens
         self._places: list[int] = []  # in `_held`, of the characters that are delivered
 
-    def push(self, text: str, skipped: str = "") -> tuple[str, str | None]:
-        self._places += range(len(self._held), len(self._held) + len(text))
+    def push(
+        self, text: str, skipped: str = "", *, may_stop: bool = True
+    ) -> tuple[str, str | None]:
+        num_known, num_visible = len(self._held), len(self._places)
+        self._places += range(num_known, num_known + len(text))
         self._held += text + skipped
-        matches = [*self._visible_matches(), *self._matches_over_special()]
-        if matches:
+        matches = [
+            *self._visible_matches(num_visible),
+            *_matches(self._held, num_known, self._over_special),
+        ]
+        if matches and may_stop:
             _, start, stop = min(matches)
             shown = self._take(start)
             self._held, self._places = "", []
@@ -106,19 +118,13 @@ class StopsWithSpecialTokens:
     def _visible(self) -> str:
         return "".join(self._held[place] for place in self._places)
 
-    def _visible_matches(self) -> list[tuple[int, int, str]]:
-        """(end, start, stop) in `_held` of each stop string that the delivered text contains."""
-        visible, places = self._visible, self._places
-        starts = ((visible.find(stop), stop) for stop in self._stops)
+    def _visible_matches(self, num_known: int) -> list[tuple[int, int, str]]:
+        """As `_matches` in the delivered text, with places in `_held`."""
+        places = self._places
         return [
-            (places[start + len(stop) - 1] + 1, places[start], stop)
-            for start, stop in starts
-            if start >= 0
+            (places[end - 1] + 1, places[start], stop)
+            for end, start, stop in _matches(self._visible, num_known, self._stops)
         ]
-
-    def _matches_over_special(self) -> list[tuple[int, int, str]]:
-        starts = ((self._held.find(stop), stop) for stop in self._over_special)
-        return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
 
     def _num_undecided(self) -> int:
         """Length of the end of `_held` that may belong to a stop string."""
@@ -134,6 +140,13 @@ class StopsWithSpecialTokens:
         self._held = self._held[length:]
         self._places = [place - length for place in self._places[num_shown:]]
         return shown
+
+
+def _matches(text: str, num_known: int, stops: Sequence[str]) -> list[tuple[int, int, str]]:
+    """(end, start, stop) of the first match of each stop string that ends after the first
+    `num_known` characters."""
+    starts = ((text.find(stop, max(0, num_known - len(stop) + 1)), stop) for stop in stops)
+    return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
 
 
 def _num_undecided(text: str, stops: Sequence[str], longest: int) -> int:

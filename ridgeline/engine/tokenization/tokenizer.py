@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -351,15 +351,8 @@ class HfTokenizer:
             return ByteDetokenizer(
                 self._table, skip_special_tokens=skip_special_tokens, shown=shown
             )
-        skipped = set(special.values()) - shown if skip_special_tokens and shown else set()
-
-        def decode(tokens: Sequence[int]) -> str:
-            if not skipped:
-                return self.decode(tokens, skip_special_tokens=skip_special_tokens)
-            kept = [token for token in tokens if token not in skipped]
-            return self.decode(kept, skip_special_tokens=False)
-
-        return PrefixDetokenizer(decode, prompt)
+        skipped = self._special_ids - shown if skip_special_tokens else frozenset()
+        return PrefixDetokenizer(partial(self.decode, skip_special_tokens=False), prompt, skipped)
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
