@@ -33,12 +33,10 @@ from ridgeline.engine.attention.tables import (
     PagedKernels,
     TableAttention,
 )
-from ridgeline.engine.kernels.triton import load, why_not
+from ridgeline.engine.kernels.triton import load, why_no_fp8, why_not
 from ridgeline.modelspec.model import ModelSpec
 
 KV_FORMATS = ("float32", "bfloat16", "float16", "int8", "fp8")
-FP8_CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs (Ada) whose instructions convert E4M3."""
 
 
 def why_no_triton(device: torch.device) -> tuple[str, ...]:
@@ -49,13 +47,6 @@ def why_no_triton(device: torch.device) -> tuple[str, ...]:
     if device.type != "cuda":
         return (f"runs on CUDA only, not on {device.type}",)
     return why_not(device)
-
-
-def why_no_fp8(capability: tuple[int, int]) -> tuple[str, ...]:
-    """Why a GPU of a compute capability cannot read E4M3; empty if it can."""
-    if capability >= FP8_CAPABILITY:
-        return ()
-    return (f"needs compute capability 8.9 for fp8, not {capability[0]}.{capability[1]}",)
 
 
 class TritonKernels:
@@ -141,5 +132,5 @@ class TritonAttention(TableAttention):
         if site.kv_dtype in ("int8", "fp8") and any(size % 4 for size in site.head_dims):
             reasons.append(f"needs heads of a multiple of 4 numbers with {site.kv_dtype}")
         if site.kv_dtype == "fp8" and not reasons:
-            reasons += why_no_fp8(torch.cuda.get_device_capability(site.device))
+            reasons += why_no_fp8(site.device)
         return (*reasons, *why_not_latent(site))

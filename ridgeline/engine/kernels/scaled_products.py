@@ -7,8 +7,8 @@ reading the weights, and Ridgeline's Triton kernel streams them; with many it is
 arithmetic, and goes to `torch._int_mm` (cuBLASLt) or `torch._scaled_mm` (cuBLASLt, or CUTLASS with
 scales per row). The sums of INT8 are exact in every one of them, those of FP8 are float32.
 
-`torch._scaled_mm` needs compute capability 8.9 or more; elsewhere FP8 is multiplied as the numbers
-that it stands for, in the compute dtype.
+`torch._scaled_mm` and our kernels need compute capability 8.9 or more for FP8; elsewhere it is
+multiplied as the numbers that it stands for, in float32.
 
 Shape legend: T rows, I inputs, O outputs.
 """
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.engine.kernels.triton import load, why_not
+from ridgeline.engine.kernels.triton import load, why_no_fp8, why_not
 
 Kind = Literal["int8", "fp8"]
 LARGEST: dict[Kind, float] = {"int8": 127.0, "fp8": 448.0}
@@ -36,12 +36,11 @@ take less time than CUTLASS's product with scales per row (H200, 128 rows, a [40
 _TINY = 1e-30  # the scale of a row of zeros
 _INT_MM_MIN_ROWS = 32
 _MULTIPLE = 16
-_FP8_CAPABILITY = (8, 9)
 
 
 def quantise_rows(x_TI: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     """Rows as 8-bit numbers p_TI and their float32 scale_T1, with x ≈ p · scale."""
-    if x_TI.is_cuda and not why_not(x_TI.device):
+    if _has_triton(x_TI, kind):
         p_TI, scale_T1 = load("norm").quantise_rows(x_TI, kind)
         return p_TI, scale_T1
     x_TI = x_TI.float()
@@ -66,7 +65,7 @@ def multiply(
 ) -> Tensor:
     """y_TO in `dtype` of rows and weights of one kind."""
     kind: Kind = "int8" if q_OI.dtype == torch.int8 else "fp8"
-    if len(p_TI) <= FEW_ROWS[kind] and _has_triton(q_OI):
+    if len(p_TI) <= FEW_ROWS[kind] and _has_triton(q_OI, kind):
         kernel = load("linear").w8a8
         streamed_TO: Tensor = kernel(p_TI, scale_T1, q_OI, scale_O, bias_O, out_dtype=dtype)
         return streamed_TO
@@ -74,7 +73,7 @@ def multiply(
         sums_TO = _sums_int8(p_TI, q_OI)
     elif not _has_scaled_mm(q_OI, dtype):
         sums_TO = F.linear(p_TI.float(), q_OI.float())
-    elif len(p_TI) > ONE_SCALE_ROWS or not _has_triton(q_OI):
+    elif len(p_TI) > ONE_SCALE_ROWS or not _has_triton(q_OI, kind):
         y_TO = torch._scaled_mm(
             p_TI, q_OI.t(), scale_a=scale_T1, scale_b=scale_O.unsqueeze(0), out_dtype=dtype
         )
@@ -84,7 +83,7 @@ def multiply(
         sums_TO = torch._scaled_mm(
             p_TI, q_OI.t(), scale_a=one, scale_b=one, out_dtype=torch.float32
         )
-    if _has_triton(q_OI):
+    if _has_triton(q_OI, kind):
         scaled_TO: Tensor = load("norm").scaled_rows(sums_TO, scale_T1, scale_O, bias_O, dtype)
         return scaled_TO
     y_TO = sums_TO * scale_O * scale_T1
@@ -96,8 +95,14 @@ def _one(device: torch.device) -> Tensor:
     return torch.ones((), dtype=torch.float32, device=device)
 
 
-def _has_triton(q_OI: Tensor) -> bool:
-    return q_OI.is_cuda and not why_not(q_OI.device)
+def lacks_instructions(device: torch.device, kind: Kind) -> bool:
+    """Whether a device is a GPU whose instructions do not convert numbers of a kind."""
+    return device.type == "cuda" and kind == "fp8" and bool(why_no_fp8(device))
+
+
+def _has_triton(like: Tensor, kind: Kind) -> bool:
+    """Whether our kernels run where a tensor is, on numbers of a kind."""
+    return like.is_cuda and not why_not(like.device) and not lacks_instructions(like.device, kind)
 
 
 def _sums_int8(p_TI: Tensor, q_OI: Tensor) -> Tensor:
@@ -112,4 +117,4 @@ def _has_scaled_mm(q_OI: Tensor, dtype: torch.dtype) -> bool:
     if not q_OI.is_cuda or dtype != torch.bfloat16:
         return False
     fits = all(size % _MULTIPLE == 0 for size in q_OI.shape)
-    return fits and torch.cuda.get_device_capability(q_OI.device) >= _FP8_CAPABILITY
+    return fits and not why_no_fp8(q_OI.device)

@@ -24,7 +24,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.attention.tables import TableStep
 from ridgeline.engine.attention.triton import TritonKernels, why_no_triton
 from ridgeline.engine.kernels.pointwise import PointwiseOps, compiled_ops, triton_ops
+from ridgeline.engine.kernels.scaled_products import lacks_instructions
 from ridgeline.engine.kernels.triton import load
 from ridgeline.engine.model.base import DecoderBody
 from ridgeline.engine.model.layers import Block, GatedMlp, RmsNorm, attention_of, no_qk_norm
@@ -105,22 +106,29 @@ class RowOps:
         self.plain, self.rounded = ops, ops.rounded
 
     def first_norm(self, x_TC: Tensor, gain_C: Tensor, eps: float, reader: Linear) -> Rows:
-        if self.rounded is None or not isinstance(reader, ScaledLinear):
+        if self.rounded is None or not reads_rounded(reader):
             return self.plain.rms_norm(x_TC, gain_C, eps)
         return self.rounded.rms_norm(x_TC, gain_C, eps, reader.kind)
 
     def add_norm(
         self, x_TC: Tensor, y_TC: Tensor, gain_C: Tensor, eps: float, reader: Linear | None
     ) -> tuple[Tensor, Rows]:
-        if self.rounded is None or not isinstance(reader, ScaledLinear):
+        if self.rounded is None or not reads_rounded(reader):
             return self.plain.add_rms_norm(x_TC, y_TC, gain_C, eps)
         sum_TC, *rows = self.rounded.add_rms_norm(x_TC, y_TC, gain_C, eps, reader.kind)
         return sum_TC, (rows[0], rows[1])
 
     def gate(self, gate_up_T2I: Tensor, reader: Linear) -> Rows:
-        if self.rounded is None or not isinstance(reader, ScaledLinear):
+        if self.rounded is None or not reads_rounded(reader):
             return self.plain.silu_mul(gate_up_T2I)
         return self.rounded.silu_mul(gate_up_T2I, reader.kind)
+
+
+def reads_rounded(reader: Linear | None) -> TypeGuard[ScaledLinear]:
+    """Whether a linear multiplies 8-bit rows that the device's kernels can make."""
+    return isinstance(reader, ScaledLinear) and not lacks_instructions(
+        reader.q_OI.device, reader.kind
+    )
 
 
 class FusedForward:

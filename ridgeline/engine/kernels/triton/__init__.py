@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
+FP8_CAPABILITY = (8, 9)
+"""Compute capability of the first GPUs (Ada) whose instructions convert E4M3."""
 
 
 def is_interpreted() -> bool:
@@ -36,6 +38,16 @@ def why_not(device: torch.device) -> tuple[str, ...]:
     if device.type == "cuda" or (device.type == "cpu" and is_interpreted()):
         return ()
     return (f"Triton kernels run on CUDA devices, not on {device}",)
+
+
+def why_no_fp8(device: torch.device) -> tuple[str, ...]:
+    """Reasons why kernels cannot read and write E4M3 on a CUDA device; empty if they can."""
+    import torch
+
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= FP8_CAPABILITY:
+        return ()
+    return (f"needs compute capability 8.9 for fp8, not {capability[0]}.{capability[1]}",)
 
 
 def load(module: str) -> ModuleType:

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from ridgeline.engine.kernels.triton.tiles import (
     AttentionTile,
+    card_of,
     num_splits,
     padded,
     scale_view,
@@ -258,7 +259,9 @@ def paged_decode(
     dimensions of `q_SHD` must be contiguous, its rows may be strided.
     """
     shape = _Shape.of(q_SHD, kv_N2KBW)
-    tile = tile or tile_for_decode(shape.group, shape.head_dim, kv_N2KBW.dtype.itemsize)
+    sizes = (shape.group, shape.head_dim)
+    numbers = (q_SHD.dtype, kv_N2KBW.dtype.itemsize, card_of(q_SHD.device))
+    tile = tile or tile_for_decode(*sizes, *numbers)
     num_seqs = len(context_lens_S)
     splits = splits or num_splits(num_seqs * shape.num_kv_heads, max_context, q_SHD.device)
     out = _result(q_SHD, out)
@@ -309,7 +312,9 @@ def paged_prefill(
     bounds the new tokens of a sequence and chooses the tile, which `tile` overrides.
     """
     shape = _Shape.of(q_THD, kv_N2KBW)
-    tile = tile or tile_for_prefill(shape.group, shape.head_dim, max_queries)
+    sizes = (shape.group, shape.head_dim, max_queries)
+    numbers = (q_THD.dtype, kv_N2KBW.dtype.itemsize, card_of(q_THD.device))
+    tile = tile or tile_for_prefill(*sizes, *numbers)
     num_seqs = len(context_lens_S)
     out = _result(q_THD, out)
     if num_seqs == 0 or len(q_THD) == 0:

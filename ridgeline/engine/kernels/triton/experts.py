@@ -26,10 +26,11 @@ from torch import Tensor
 from ridgeline.engine.kernels.triton.attention import tile_of
 from ridgeline.engine.kernels.triton.linear import fold_plain
 from ridgeline.engine.kernels.triton.norm import silu_mul
-from ridgeline.engine.kernels.triton.tiles import padded
+from ridgeline.engine.kernels.triton.tiles import Card, card_of, padded
 
 OUTPUTS, INPUTS = 64, 128
-MOST_ROWS = 64
+MOST_ROWS, FLOAT32_ROWS = 64, 16
+STAGES = 4
 
 
 @triton.jit
@@ -99,7 +100,8 @@ def multiply_experts(
     y_PO = torch.empty((num_pairs, num_out), dtype=x.dtype, device=x.device)
     if num_pairs == 0:
         return y_PO
-    rows = min(MOST_ROWS, padded(-(-2 * num_pairs // num_experts)))  # twice the mean
+    most = FLOAT32_ROWS if x.dtype == torch.float32 else MOST_ROWS
+    rows = min(most, padded(-(-2 * num_pairs // num_experts)))  # twice the mean
     grid = (num_pairs // rows + num_experts, triton.cdiv(num_out, OUTPUTS))
     _multiply_experts[grid](
         *(x, w_EOI, scale_EO, order_P, starts_E1, weight_P, y_PO),
@@ -113,9 +115,15 @@ def multiply_experts(
         BK=INPUTS,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=4,
-        num_stages=4,
+        num_stages=stages_of(rows, x.dtype, card_of(x.device)),
     )
     return y_PO
+
+
+def stages_of(rows: int, dtype: torch.dtype, card: Card) -> int:
+    """Stages of inputs that fit in a block's shared memory; one of them is never in it."""
+    stage = (OUTPUTS + rows) * INPUTS * dtype.itemsize
+    return max(2, min(STAGES, 1 + card.shared_bytes // stage))
 
 
 def experts_mlp(

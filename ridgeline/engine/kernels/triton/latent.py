@@ -22,11 +22,23 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.engine.kernels.triton.attention import LOG2E, combine
-from ridgeline.engine.kernels.triton.tiles import num_splits, padded
+from ridgeline.engine.kernels.triton.tiles import Card, card_of, num_splits, padded
 
 MOST_HEADS = 64
 KEYS = 32
 """Rows of 576 numbers at a time: 36 KiB in bfloat16, two stages of which leave room for results."""
+FLOAT32_TILE = (16, 16)
+"""Heads and rows at a time in float32, whose products keep their operands in registers."""
+
+
+def tile_of_heads(num_heads: int, width: int, dtype: torch.dtype, card: Card) -> tuple[int, int]:
+    """Heads of a program and rows of the cache at a time, as many as fit in its shared memory."""
+    if dtype == torch.float32:
+        return FLOAT32_TILE
+    heads = min(MOST_HEADS, padded(num_heads))
+    while heads > 16 and (heads + KEYS) * width * dtype.itemsize > card.shared_bytes:
+        heads //= 2
+    return heads, KEYS
 
 
 @triton.jit
@@ -106,7 +118,7 @@ def latent_decode(
     out = torch.empty((num_seqs, num_heads, rank), dtype=q_SHW.dtype, device=q_SHW.device)
     if num_seqs == 0:
         return out
-    rows = min(MOST_HEADS, padded(num_heads))
+    rows, keys = tile_of_heads(num_heads, width, q_SHW.dtype, card_of(q_SHW.device))
     tiles, columns = triton.cdiv(num_heads, rows), padded(rank)
     splits = splits or num_splits(num_seqs * tiles, max_context, q_SHW.device)
     num_partial = num_seqs * num_heads * splits if splits > 1 else 1
@@ -123,7 +135,7 @@ def latent_decode(
         XP=padded(width - rank),
         SPLITS=splits,
         M=rows,
-        L=KEYS,
+        L=keys,
         PRECISION="ieee" if q_SHW.dtype == torch.float32 else "tf32",
         num_warps=4 if rows == 16 else 8,
         num_stages=2,

@@ -36,11 +36,12 @@ from torch import Tensor
 
 from ridgeline.engine.kernels.triton.nvfp4 import GROUP as NVFP4_GROUP
 from ridgeline.engine.kernels.triton.nvfp4 import fold_nvfp4
-from ridgeline.engine.kernels.triton.tiles import num_processors, padded
+from ridgeline.engine.kernels.triton.tiles import card_of, padded
 
 PLAIN, INT4, NVFP4 = tl.constexpr(0), tl.constexpr(4), tl.constexpr(5)
-MOST_ROWS = 64
-"""Rows of one program; a step of more rows reads the weights again for each 64."""
+MOST_ROWS, FLOAT32_ROWS = 64, 16
+"""Rows of one program; a step of more rows reads the weights again for each 64. Those of float32
+are multiplied outside the tensor cores, with both operands in registers."""
 OUTPUTS = 64
 INPUTS = 128
 """Inputs of a step, and of a block of packed nibbles."""
@@ -407,17 +408,19 @@ def w8a8(
 
 
 def skinny_tile(
-    num_rows: int, num_out: int, num_in: int, bits: int, device: torch.device
+    num_rows: int, num_out: int, num_in: int, bits: int, dtype: torch.dtype, device: torch.device
 ) -> SkinnyTile:
     """The fastest of benchmarks/gpu/sweep_tiles.py on an H200, by the bits of a weight.
+
+    `dtype` is that of the rows.
 
     INT4 is bound by the instructions that widen it, and wants six programs per multiprocessor and
     few stages; 8 bits and more are bound by the memory, and four programs suffice. More rows make
     the parts that splits write larger, and weights of 16 bits are read for longer.
     """
-    rows = min(MOST_ROWS, padded(num_rows))
+    rows = min(FLOAT32_ROWS if dtype == torch.float32 else MOST_ROWS, padded(num_rows))
     num_tiles = -(-num_out // OUTPUTS) * -(-num_rows // rows)
-    processors = num_processors(device)
+    processors = card_of(device).num_processors
     wanted = -(-6 * processors // num_tiles) if bits == 4 else 4 * processors // num_tiles
     most = 2 if bits == 16 else 8 if rows == 16 else 4
     steps = -(-num_in // INPUTS)
@@ -444,7 +447,7 @@ def _launch(
     if num_rows == 0:
         return out_TO
     bits = 4 if group_size else min(16, 8 * w_OJ.dtype.itemsize)
-    tile = tile or skinny_tile(num_rows, num_out, num_in, bits, x_TI.device)
+    tile = tile or skinny_tile(num_rows, num_out, num_in, bits, x_TI.dtype, x_TI.device)
     grid = (triton.cdiv(num_out, tile.outputs), tile.splits, triton.cdiv(num_rows, tile.rows))
     num_parts = grid[0] * grid[1] * grid[2] if tile.splits > 1 else 0
     size = (num_parts, tile.outputs * tile.rows)
