@@ -62,10 +62,14 @@ def decode(kv: torch.Tensor, dtype: torch.dtype = BF16, head_dim: int = 128) -> 
 
 
 def prefill(
-    kv: torch.Tensor, dtype: torch.dtype = BF16, head_dim: int = 128, **options: int
+    kv: torch.Tensor,
+    dtype: torch.dtype = BF16,
+    head_dim: int = 128,
+    queries: int = 2048,
+    window: int | None = None,
 ) -> None:
     q, lengths = zeros(2048, HEADS, head_dim, dtype=dtype), (TABLES, INTS[:17], INTS[:16])
-    paged_prefill(q, kv, *lengths, scale=0.1, **{"max_queries": 2048, **options})
+    paged_prefill(q, kv, *lengths, scale=0.1, max_queries=queries, window=window)
 
 
 def rope(kv: torch.Tensor, head_dim: int = 128) -> None:
@@ -155,7 +159,7 @@ def make_cases() -> dict[str, Callable[[], None]]:
         "latent-float32": partial(latent, 128, FLOAT32, FLOAT32),
         "latent-fp8": partial(latent, 128, BF16, FP8),
         "prefill-window": lambda: prefill(cache(BF16, 128), window=1024),
-        "prefill-few": lambda: prefill(cache(BF16, 128), max_queries=4),
+        "prefill-few": lambda: prefill(cache(BF16, 128), queries=4),
     }
     for size in (64, 128, 256, 512):
         cases[f"decode-{size}"] = partial(decode, cache(BF16, size), BF16, size)

@@ -259,9 +259,8 @@ def paged_decode(
     dimensions of `q_SHD` must be contiguous, its rows may be strided.
     """
     shape = _Shape.of(q_SHD, kv_N2KBW)
-    sizes = (shape.group, shape.head_dim)
-    numbers = (q_SHD.dtype, kv_N2KBW.dtype.itemsize, card_of(q_SHD.device))
-    tile = tile or tile_for_decode(*sizes, *numbers)
+    kv_itemsize, card = kv_N2KBW.dtype.itemsize, card_of(q_SHD.device)
+    tile = tile or tile_for_decode(shape.group, shape.head_dim, q_SHD.dtype, kv_itemsize, card)
     num_seqs = len(context_lens_S)
     splits = splits or num_splits(num_seqs * shape.num_kv_heads, max_context, q_SHD.device)
     out = _result(q_SHD, out)
@@ -313,8 +312,8 @@ def paged_prefill(
     """
     shape = _Shape.of(q_THD, kv_N2KBW)
     sizes = (shape.group, shape.head_dim, max_queries)
-    numbers = (q_THD.dtype, kv_N2KBW.dtype.itemsize, card_of(q_THD.device))
-    tile = tile or tile_for_prefill(*sizes, *numbers)
+    kv_itemsize, card = kv_N2KBW.dtype.itemsize, card_of(q_THD.device)
+    tile = tile or tile_for_prefill(*sizes, q_THD.dtype, kv_itemsize, card)
     num_seqs = len(context_lens_S)
     out = _result(q_THD, out)
     if num_seqs == 0 or len(q_THD) == 0:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 SCALE_BYTES = 4
@@ -51,8 +52,8 @@ def card_of(device: torch.device) -> Card:
 
 @cache
 def _cuda_card(index: int) -> Card:
-    properties = torch.cuda.get_device_properties(index)
-    return Card(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+    properties = triton.runtime.driver.active.utils.get_device_properties(index)
+    return Card(properties["multiprocessor_count"], properties["max_shared_mem"])
 
 
 def padded(size: int) -> int:

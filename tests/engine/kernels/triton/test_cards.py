@@ -22,7 +22,14 @@ ROOT = Path(__file__).resolve().parents[4]
 KERNELS = ROOT / "ridgeline" / "engine" / "kernels" / "triton"
 SHARED_KIB = {"A100": 163, "L40S, RTX 4090 and 5090": 99, "H100, B200": 227}
 LARGEST = ("decode-256", "prefill-256", "latent-128", "experts-prefill")
-OTHERS = ("prefill-float32-256", "experts-float32", "w4a16-64-rows", "nvfp4-64-rows", "w8", "rope")
+OTHERS: tuple[str, ...] = (
+    "prefill-float32-256",
+    "experts-float32",
+    "w4a16-64-rows",
+    "nvfp4-64-rows",
+    "w8",
+    "rope",
+)
 OTHERS += ("norms", "norms-fp8", "sampling", "widen")
 BF16, FLOAT32 = torch.bfloat16, torch.float32
 
