@@ -92,7 +92,9 @@ class CudaCapture:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        # After an error, torch.cuda.graph does not leave its stream: the outer context does.
+        with torch.cuda.stream(torch.cuda.current_stream()), capture:
             outputs = compute()
 
         def replay() -> StepOutputs:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -85,14 +85,19 @@ class CudaPieces:
         gc.collect()
         current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            try:
+        try:
+            with torch.cuda.stream(stream):
                 yield
-            finally:
-                if self._graph is not None:  # an error within a capture
-                    self._graph.capture_end()
-                    self._graph = None
-        current.wait_stream(stream)
+        finally:
+            self._abandon()
+            current.wait_stream(stream)
+
+    def _abandon(self) -> None:
+        """End a capture that an error left open; CUDA says again that it is not valid."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with suppress(RuntimeError):
+                graph.capture_end()
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
