@@ -116,11 +116,17 @@ def decode_runs(resolved: ResolvedSettings, count: int, position: int) -> tuple[
 def time_decode(
     resolved: ResolvedSettings, parts: EngineParts, count: int, asked: argparse.Namespace, mode: str
 ) -> dict[str, object]:
-    """One line: a decode step of `count` sequences."""
+    """One line: a decode step of `count` sequences.
+
+    Mode "graphs": from one graph, or where the layers allow none from pieces; "eager": without.
+    """
     runner, context = parts.runner, asked.context
-    graphs = runner.graphs
+    graphs, pieces = runner.graphs, runner.pieces
     if mode == "eager":
-        runner.graphs, runner.greedy = None, _no_greedy()
+        runner.graphs, runner.pieces = None, None
+        runner.greedy = _no_greedy() if graphs is not None else runner.greedy
+    else:
+        mode = "graphs" if graphs is not None else "pieces" if pieces is not None else "eager"
     try:
         plans = [
             StepPlan(i, decode_runs(resolved, count, context + i)) for i in range(asked.steps + 3)
@@ -130,6 +136,7 @@ def time_decode(
         if graphs is not None and mode == "graphs":
             device_s = device_seconds(lambda: graphs.replay_last(plans[-1].runs))
     finally:
+        runner.pieces = pieces
         if graphs is not None:
             runner.use_graphs(graphs)
     num_bytes = decode_work(resolved.spec, count, context).bytes
