@@ -8,7 +8,8 @@
 # comes last and has all the time that is left, is reached whatever the others do. A part that fails
 # does not stop the rest; one that does not end at its limit is killed 5 s later. Each writes its
 # JSON and its log into FOLDER as it goes. PARTS names those to run; parts that are left out unless
-# they are named were measured before, or take too long: peer1b, compiled, products, kernels.
+# they are named were measured before, or take too long: steps1b, peer1b, compiled, products and
+# kernels.
 #
 # Without a GPU: DRY_RUN=1 prints the commands of all parts (a test parses them), and DEVICE=cpu runs
 # the parts that can begin on a CPU with tiny sizes and ten times the limits, which shows that they
@@ -23,7 +24,7 @@ REQUESTS="" DRAFTS="--requests 1,32 --input 256" TABLES="--attention-backend tab
 STUDY="--max-concurrency 8 --input-len 512 --output-len 64 --rounds 2"
 MIXED="--formats bf16 --sequences 32 --chunks 32,128,448" NVFP4="--formats nvfp4 --sequences 1,32"
 PROFILE="--max-model-len 4096 --max-num-batched-tokens 2048 --input-len 256 --output-len 64"
-CALIBRATE="--budget 15" SEARCH_S=80
+CALIBRATE="--budget 15" SEARCH_S=136
 CPU_PARTS="steps8b engine pieces speculation casestudy doctor nvfp4 steps1b calibrate compiled optimize"
 if [ "$DEVICE" = cpu ]; then
     TINY="--context 16 --prompt 32 --steps 2"
@@ -41,7 +42,7 @@ mkdir -p "$OUT" || exit 1
 OUT=$(cd "$OUT" && pwd)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$OUT/inductor} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/triton}
-PARTS=${PARTS:-"steps8b peer tests engine pieces speculation casestudy doctor nvfp4 steps1b ahead calibrate optimize"}
+PARTS=${PARTS:-"steps8b peer tests engine pieces speculation casestudy doctor nvfp4 ahead calibrate optimize"}
 BEGAN=$(date +%s)
 SUMMARY=$OUT/summary.txt
 : > "$SUMMARY"
@@ -109,25 +110,25 @@ requests() {
 run_part() {
     case $1 in
     steps8b) steps steps8b 55 $BIG $STEPS ;;
-    peer) part peer8b 30 "$PYTHON" benchmarks/gpu/peer_transformers.py --json "$OUT/peer8b.json" ;;
-    tests) gpu_tests tests 56 tests/gpu ;;
-    engine) requests engine 40 $REQUESTS ;;
+    peer) part peer8b 26 "$PYTHON" benchmarks/gpu/peer_transformers.py --json "$OUT/peer8b.json" ;;
+    tests) gpu_tests tests 50 tests/gpu ;;
+    engine) requests engine 38 $REQUESTS ;;
     pieces)
-        steps pieces 32 $BIG $MIXED
-        steps experts 28 $EXPERTS $MIXED
+        steps pieces 28 $BIG $MIXED
+        steps experts 22 $EXPERTS $MIXED
         ;;
-    speculation) requests speculation 36 $DRAFTS --speculation ;;
-    casestudy) part casestudy 50 "$PYTHON" -m ridgeline lab casestudy $SMALL --device "$DEVICE" \
+    speculation) requests speculation 32 $DRAFTS --speculation ;;
+    casestudy) part casestudy 42 "$PYTHON" -m ridgeline lab casestudy $SMALL --device "$DEVICE" \
         $STUDY --output-json "$OUT/casestudy.json" --html "$OUT/casestudy.html" ;;
     doctor)
         part doctor 12 "$PYTHON" -m ridgeline doctor
         part bench 17 "$PYTHON" -m ridgeline bench demo --device "$DEVICE" \
             --output-json "$OUT/bench.json"
         part explain 7 "$PYTHON" -m ridgeline explain demo --device "$DEVICE"
-        part profile 18 "$PYTHON" -m ridgeline diagnose $SMALL --profile --device "$DEVICE" \
+        part profile 16 "$PYTHON" -m ridgeline diagnose $SMALL --profile --device "$DEVICE" \
             $PROFILE
         ;;
-    nvfp4) steps nvfp4 20 $BIG $NVFP4 ;;
+    nvfp4) steps nvfp4 18 $BIG $NVFP4 ;;
     steps1b) steps steps1b 18 $SMALL $SMALL_STEPS ;;
     ahead) requests ahead 17 --formats bf16 --requests 32 --async-scheduling ;;
     calibrate) part calibrate 24 "$PYTHON" -m ridgeline calibrate --engine $SMALL \

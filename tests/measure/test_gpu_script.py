@@ -86,13 +86,17 @@ def test_every_part_parses(device: str, tmp_path: Path, monkeypatch: pytest.Monk
 def test_parts_that_need_a_gpu_are_left_out_on_a_cpu(tmp_path: Path) -> None:
     on_gpu, on_cpu = commands(tmp_path), commands(tmp_path, DEVICE="cpu")
     assert set(on_gpu) - set(on_cpu) == {"peer8b", "ahead", "tests"}
-    assert set(on_cpu) - set(on_gpu) == {"compiled", "torch_layers"}  # only where they are named
+    assert set(on_cpu) - set(on_gpu) == {
+        "compiled",
+        "steps1b",
+        "torch_layers",
+    }  # only where they are named
 
 
 def test_limits_add_up_to_the_time_and_leave_room_for_the_search(tmp_path: Path) -> None:
-    """Even if every part takes its limit, the last one, the search, has a minute and more."""
+    """Even if every part takes its limit, the last one, the search, has two minutes."""
     limits = {name: limit for name, (limit, _) in commands(tmp_path).items()}
-    assert list(limits)[-1] == "optimize" and limits["optimize"] >= 80
+    assert list(limits)[-1] == "optimize" and limits["optimize"] >= 120  # less is refused
     assert sum(limits.values()) <= SECONDS
 
 
