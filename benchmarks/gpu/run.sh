@@ -115,10 +115,10 @@ run_part() {
     engine) requests engine 38 $REQUESTS ;;
     pieces)
         steps pieces 28 $BIG $MIXED
-        steps experts 22 $EXPERTS $MIXED
+        steps experts 21 $EXPERTS $MIXED
         ;;
-    speculation) requests speculation 32 $DRAFTS --speculation ;;
-    casestudy) part casestudy 42 "$PYTHON" -m ridgeline lab casestudy $SMALL --device "$DEVICE" \
+    speculation) requests speculation 35 $DRAFTS --speculation ;;
+    casestudy) part casestudy 40 "$PYTHON" -m ridgeline lab casestudy $SMALL --device "$DEVICE" \
         $STUDY --output-json "$OUT/casestudy.json" --html "$OUT/casestudy.html" ;;
     doctor)
         part doctor 12 "$PYTHON" -m ridgeline doctor
