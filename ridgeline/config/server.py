@@ -287,6 +287,10 @@ def _routes(text: str, **facts: Any) -> About:
     return About(text, since="0.3", **facts)
 
 
+def _waits(text: str) -> About:
+    return _routes(text, unit=DURATION, range=NON_NEGATIVE_SECONDS)
+
+
 class RouteOptions(Section, frozen=True, kw_only=True):
     """A gateway in front of several servers."""
 
@@ -354,12 +358,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     park_timeout_s: Annotated[
-        float,
-        _routes(
-            "Maximum wait of a request for a backend that is ready.",
-            unit=DURATION,
-            range=NON_NEGATIVE_SECONDS,
-        ),
+        float, _waits("Maximum wait of a request for a backend that is ready.")
     ] = 30.0
     max_num_parked: Annotated[
         int, _routes("Maximum requests that wait for a backend.", unit=COUNT)
@@ -372,6 +371,15 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             range=Range(0, 3600, exclusive=True),
         ),
     ] = 5.0
+    stream_silence_s: Annotated[
+        float,
+        _routes(
+            "Time without a byte of a stream that has begun, after which another backend "
+            "continues it.",
+            unit=DURATION,
+            range=Range(0, 86_400, exclusive=True),
+        ),
+    ] = 60.0
     target_in_flight: Annotated[
         float,
         _routes(
@@ -390,12 +398,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         ),
     ] = 0.1
     shutdown_timeout_s: Annotated[
-        int,
-        _routes(
-            "Maximum wait for running requests after SIGTERM.",
-            unit=DURATION,
-            range=NON_NEGATIVE_SECONDS,
-        ),
+        int, _waits("Maximum wait for running requests after SIGTERM.")
     ] = 30
 
     @property
@@ -518,7 +521,7 @@ class FallbackOptions(Section, frozen=True, kw_only=True):
     ] = 0.0
     fallback_dollars_per_hour: Annotated[
         float,
-        About("The most that it may cost within an hour.", unit=DOLLARS, since="0.3"),
+        About("The most that this gateway may spend on it in an hour.", unit=DOLLARS, since="0.3"),
     ] = 0.0
     fallback_after_s: Annotated[
         float,

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions, ServerOptions
 from ridgeline.errors import BadInput
-from ridgeline.fleet.backends import Backend, Backends
+from ridgeline.fleet.backends import Backends
 from ridgeline.fleet.canary.controller import CanaryControl, CanaryController, NoCanary
 from ridgeline.fleet.canary.rollout import Rollout, RolloutConfig
 from ridgeline.fleet.discovery.backend_file import BackendFile
@@ -63,6 +63,7 @@ def create_gateway_app(
         followed.addresses,
         make_router(options.policy),
         silence_s=options.silence_s,
+        stall_s=options.stream_silence_s,
         canaries=canaries,
         headers=[] if key is None else [(b"authorization", f"Bearer {key}".encode())],
     )
@@ -133,7 +134,7 @@ def _fallback(options: FallbackOptions, backends: Backends) -> FallbackControl:
         after_s=options.fallback_after_s,
     )
     address = BackendAddress.parse(options.fallback_url)
-    return ManagedApi(Backend(backends.load.add_replica(), address), config)
+    return ManagedApi(backends.make(address), config)
 
 
 def _scaling(options: RouteOptions) -> ScalingPolicy:

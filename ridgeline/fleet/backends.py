@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Literal
 
@@ -27,6 +26,7 @@ from ridgeline.fleet.call import RoutedCall
 from ridgeline.fleet.canary.rollout import Arm
 from ridgeline.fleet.crashes.blame import Blame
 from ridgeline.fleet.crashes.verdicts import Verdicts
+from ridgeline.fleet.running_clock import RunningClock
 from ridgeline.fleet.upstream import BackendAddress, BackendLost, Headers, UpstreamPool
 from ridgeline.routing.base import FleetLoad, Router
 from ridgeline.serve.generation.resume import BATCH_HEADER, INSTANCE_HEADER
@@ -81,9 +81,10 @@ class Backend:
         arm: Arm = "stable",
         *,
         role: BackendRole = "whole",
+        clock: Callable[[], float],
     ) -> None:
         self.id, self.address, self.arm, self.role = backend_id, address, arm, role
-        self.pool, self.probes = UpstreamPool(address), UpstreamPool(address)
+        self.pool, self.probes = UpstreamPool(address, clock), UpstreamPool(address, clock)
         self.state: BackendState = "starting"
         self.is_ridgeline = True
         self.models: tuple[str, ...] = ()
@@ -117,10 +118,10 @@ class Backends:
     """All backends of a gateway, and the policy that chooses among them.
 
     `probe_interval_s`: time between two questions whether a backend is ready. `headers` go with
-    them. `silence_s`: time without a byte from a backend that was asked, after which it is late.
+    them. `silence_s`: time without a byte from a backend that was asked, after which it is late;
+    `stall_s`: time without a byte of a stream that has begun, after which it is given up.
     `canaries` run another version, and get only calls that are meant for it while
-    `has_arms`. `on_ready` is called when a backend becomes ready; `on_start` is work that runs
-    as long as the gateway.
+    `has_arms`. `on_start` is work that runs as long as the gateway.
     """
 
     def __init__(
@@ -130,29 +131,34 @@ class Backends:
         *,
         probe_interval_s: float = 1.0,
         silence_s: float = 5.0,
+        stall_s: float = 60.0,
         headers: Headers | None = None,
         canaries: Sequence[BackendAddress] = (),
-        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        self.load, self._router = FleetLoad(), router
+        self.load, self._router, self.clock = FleetLoad(), router, RunningClock()
         self.verdicts = Verdicts(Blame())
-        self.all = [Backend(self.load.add_replica(), address) for address in addresses]
-        self.all += [Backend(self.load.add_replica(), a, "canary") for a in canaries]
+        self.all = [self.make(address) for address in addresses]
+        self.all += [self.make(address, "canary") for address in canaries]
         self.has_arms, self.has_prefill = bool(canaries), False
         self._probe_interval_s, self._headers = probe_interval_s, headers or []
-        self._silence_s = silence_s
-        self.on_ready = on_ready
+        self._silence_s, self.stall_s = silence_s, stall_s
+        self.on_ready: Callable[[], None] = lambda: None  # a backend has become ready
         self._tasks: list[asyncio.Task[None]] = []
         self._watches: dict[int, asyncio.Task[None]] = {}
         self.on_start: list[Callable[[], Coroutine[None, None, None]]] = []
-        self.clock: Callable[[], float] = time.monotonic
         # turns without a first byte: the backend's id, and when it was sent, by `clock`
         self.waiting: dict[object, tuple[int, float]] = {}
+
+    def make(
+        self, address: BackendAddress, arm: Arm = "stable", role: BackendRole = "whole"
+    ) -> Backend:
+        """A backend with a place in the fleet's loads, which gets no requests yet."""
+        return Backend(self.load.add_replica(), address, arm, role=role, clock=self.clock)
 
     def add(self, addresses: Sequence[BackendAddress], role: BackendRole) -> None:
         """Backends with a role, before the start. Those that compute prompts for others get whole
         requests only when no other one is ready."""
-        self.all += [Backend(self.load.add_replica(), own, role=role) for own in addresses]
+        self.all += [self.make(address, role=role) for address in addresses]
         self.has_prefill |= role == "prefill" and bool(addresses)
 
     @property
@@ -183,8 +189,11 @@ class Backends:
         return self.all[self._router.choose(call, [b.id for b in candidates], self.load)]
 
     def ready_for(self, call: RoutedCall) -> list[Backend]:
-        """The backends that could serve the call now: late ones if no other can."""
+        """The backends that could serve the call now: late ones if no other can. Only Ridgeline
+        continues a stream."""
         able = [b for b in self.all if b.is_available and b.serves(call.model)]
+        if call.relay.is_bound:
+            able = [b for b in able if b.is_ridgeline]
         return [b for b in able if b.state == "ready"] or able
 
     def choose_prefill(self, call: RoutedCall, tried: set[int], decoder: Backend) -> Backend | None:
@@ -241,6 +250,7 @@ class Backends:
         for backend in self.all:
             if not backend.is_removed:
                 self._begin_watch(backend)
+        self._tasks.append(asyncio.create_task(self.clock.tick()))
         self._tasks.append(asyncio.create_task(self._watch_silence()))
         self._tasks += [asyncio.create_task(work()) for work in self.on_start]
 
@@ -250,7 +260,7 @@ class Backends:
         stable = {b.address: b for b in self.all if b.arm == "stable" and b.role == "whole"}
         for address in addresses:
             if address not in stable:
-                backend = Backend(self.load.add_replica(), address)
+                backend = self.make(address)
                 self.all.append(backend)
                 self._begin_watch(backend)
             elif stable[address].is_removed:
@@ -281,7 +291,7 @@ class Backends:
         while True:
             await asyncio.sleep(self._silence_s / 4)
             for backend in self.all:
-                self._check_silence(backend, asyncio.get_running_loop().time())
+                self._check_silence(backend, self.clock())
 
     def _check_silence(self, backend: Backend, now_s: float) -> None:
         """Give up silent connections to a backend from which nothing comes: those that another one
@@ -299,10 +309,10 @@ class Backends:
             for connection in list(backend.pool.busy):
                 patience_s = self._silence_s * connection.patience
                 if is_over or now_s - connection.last_byte_s >= patience_s:
-                    connection.give_up()
+                    connection.give_up("it is silent")
         if is_over:
             for connection in list(backend.probes.busy):
-                connection.give_up()
+                connection.give_up("it is silent")
 
     def _has_other(self, backend: Backend) -> bool:
         """Whether another backend is ready for what this one serves."""
@@ -334,11 +344,11 @@ class Backends:
     async def _probe(self, backend: Backend) -> None:
         """Ask the backend whether it is ready, for as long as that takes."""
         if backend.asked_s is None:
-            backend.asked_s = asyncio.get_running_loop().time()
+            backend.asked_s = self.clock()
         try:
             is_ready = await self._is_ready(backend)
         except BackendLost as lost:
-            now_s = asyncio.get_running_loop().time()
+            now_s = self.clock()
             if lost.is_late:
                 self._mark_late(backend, str(lost))
                 return
@@ -377,7 +387,7 @@ class Backends:
         is_ready, instance = status == 200, headers.get(INSTANCE_HEADER.encode())
         backend.batches = BatchDemand.parse(headers.get(BATCH_HEADER.encode()))
         if (is_ready or instance is not None) and not backend.is_removed:
-            now_s = asyncio.get_running_loop().time()
+            now_s = self.clock()
             self.verdicts.note_instance(backend.id, instance, now_s)
         if is_ready and not backend.is_available and not backend.is_removed:
             backend.models = await self._models(backend)

@@ -164,7 +164,7 @@ class ManagedApi:
         return (
             call.path in PATHS
             and call.fallback == "possible"
-            and not call.relay.num_units
+            and not call.relay.is_bound
             and not call.num_bytes
             and refusal.strip().lower() != b"never"
             and not self.breaker.is_open(now_s)

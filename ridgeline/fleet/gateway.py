@@ -20,6 +20,7 @@ import time
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.fleet.attempt import Attempt, request_to_backend, response_headers
 from ridgeline.fleet.backends import Backend, Backends
 from ridgeline.fleet.batch.routes import BatchRoutes, is_batch_path
 from ridgeline.fleet.call import RoutedCall, Trial, digest_of, prompt_pieces, read_body
@@ -31,17 +32,16 @@ from ridgeline.fleet.metrics import GatewayMetrics
 from ridgeline.fleet.page.document import fleet_page
 from ridgeline.fleet.page.view import FleetView
 from ridgeline.fleet.parking import Parking
-from ridgeline.fleet.prefill.pool import Handle, NoPrefill, PrefillControl
+from ridgeline.fleet.prefill.pool import NoPrefill, PrefillControl
 from ridgeline.fleet.reconnect import RetainedStreams
-from ridgeline.fleet.relay import BrokenStream
+from ridgeline.fleet.relay import BrokenStream, StreamPosition, StreamRelay
 from ridgeline.fleet.retry_budget import RetryBudget
 from ridgeline.fleet.upstream import BackendLost, Headers, UpstreamConnection
 from ridgeline.records import Slo
 from ridgeline.routing.autoscaler import Autoscaler, ScalingPolicy
 from ridgeline.serve.errors import ApiError, ClientDisconnected, error_response
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
-from ridgeline.serve.generation.handover import TRANSFER_FIELD
-from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER, RESUME_FIELD
+from ridgeline.serve.generation.resume import RESUMABLE_HEADER
 from ridgeline.serve.metrics.registry import CONTENT_TYPE
 from ridgeline.serve.telemetry.base import NoTelemetry, RoutedRecord, Telemetry
 
@@ -67,10 +67,6 @@ _HOP_HEADERS = {
     *(b"host", b"content-length", b"connection", b"keep-alive", b"transfer-encoding", b"te"),
     *(b"upgrade", b"expect", b"proxy-connection", b"trailer", b"accept-encoding"),
     *(RESUMABLE_HEADER.encode(), b"last-event-id"),
-}
-_KEPT_BACK = {
-    *(b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server"),
-    IDENTITY_HEADER.encode(),
 }
 
 
@@ -204,7 +200,7 @@ class Gateway:
         body = await read_request_body(receive, self._config.max_body_bytes)
         call = self._read_call(scope, body)
         self.metrics.count("requests")
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.backends.clock()
         self._budget.note_request(now_s)
         self._refuse_condemned(call, now_s)
         response = ClientResponse(call.path, send, scope["headers"])
@@ -232,14 +228,14 @@ class Gateway:
                 self._retained.keep(call)
 
     def _reconnect(self, call: RoutedCall, response: ClientResponse) -> None:
-        """Continue the stream that the client names; ApiError 404 if it is not known."""
-        call.relay.adds_ids = response.has_event_ids
+        """Continue the stream that the client names. Raises ApiError."""
+        if response.last_event_id and not call.streamed:
+            raise ApiError(400, "Last-Event-ID continues a stream, and this request asks for none")
         if response.last_event_id:
-            relay = self._retained.find(response.last_event_id, call.digest)
-            if relay is None:
-                raise ApiError(404, "the stream of this Last-Event-ID is not known (any more)")
-            call.relay = relay
+            call.relay = self._retained.continue_from(response.last_event_id, call.digest)
             self.metrics.count("reconnected")
+        elif response.has_event_ids:
+            call.relay = StreamRelay(StreamPosition(call.digest))
 
     def _read_call(self, scope: Scope, body: bytes) -> RoutedCall:
         headers: Headers = scope["headers"]
@@ -313,12 +309,12 @@ class Gateway:
         """How the call may be tried next; ApiError if it is what crashes backends. Waits where that
         depends on whether a backend that broke off has crashed. From `alone_s` on, it need not be
         alone."""
-        loop, blame = asyncio.get_running_loop(), self._blame
-        while self._verdicts.is_awaited(call.digest, loop.time()):
+        clock, blame = self.backends.clock, self._blame
+        while self._verdicts.is_awaited(call.digest, clock()):
             await asyncio.sleep(_PAUSE_S)
-        self._refuse_condemned(call, loop.time())
-        evidence = blame.evidence(call.digest, loop.time())
-        if evidence >= STRONG and loop.time() < alone_s:
+        self._refuse_condemned(call, clock())
+        evidence = blame.evidence(call.digest, clock())
+        if evidence >= STRONG and asyncio.get_running_loop().time() < alone_s:
             # of two that wait for the same backend, the one that is quicker to test comes first
             await asyncio.sleep(min(blame.longest_s(call.digest), _MAX_TRIAL_PAUSE_S))
             return "alone"
@@ -331,15 +327,15 @@ class Gateway:
 
     async def _attempt(self, call: RoutedCall, backend: Backend, response: ClientResponse) -> bool:
         """One backend's turn; False if another one has to continue."""
-        attempt = _Attempt(call, backend, self.backends, self.parking)
-        is_resumed = call.relay.num_units > 0
+        attempt = Attempt(call, backend, self.backends, self.parking)
+        is_resumed = call.num_attempts > 1 and call.relay.num_units > 0
         try:
             is_fallback = self.fallback.is_backend(backend)
             if is_fallback:
                 request = self.fallback.request(call)
             else:
                 attempt.handle = await self.prefill.begin(call, backend)
-                request = _request(call, attempt.handle)
+                request = request_to_backend(call, attempt.handle)
             patience = 2.0**call.num_setbacks  # each move loses work: only slow servers lose more
             connection = await backend.pool.exchange(b"POST", *request, patience=patience)
             if is_fallback:
@@ -368,7 +364,7 @@ class Gateway:
                 self.fallback.end(call, asyncio.get_running_loop().time())
 
     async def _pass_on_error(
-        self, attempt: _Attempt, connection: UpstreamConnection, response: ClientResponse
+        self, attempt: Attempt, connection: UpstreamConnection, response: ClientResponse
     ) -> bool:
         """Try elsewhere if that may help and is within the budget; else the error is the answer."""
         call, backend, status = attempt.call, attempt.backend, connection.status
@@ -383,24 +379,26 @@ class Gateway:
         call.num_retries += 1
         if status >= 500:
             call.failed_arms.add(backend.arm)
-        if response.has_started or call.relay.num_units:
+        if response.has_started or call.relay.is_bound:
             if status not in _RETRIED and status != 429:
                 raise ApiError(502, "a backend refused to continue the stream")
             await asyncio.sleep(min(_MAX_PAUSE_S, _PAUSE_S * 1.2**call.num_retries))
             return False
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.backends.clock()
         if status in _RETRIED and call.num_retries <= _MAX_RETRIES and self._budget.grant(now_s):
             self.metrics.count("retried")
             return False
-        if status in (*_RETRIED, 429) and self.fallback.admits(call, now_s):
+        if status in (*_RETRIED, 429) and self.fallback.admits(
+            call, asyncio.get_running_loop().time()
+        ):
             call.fallback = "next"
             return False
         call.status = status
-        await response.whole(status, _response_headers(connection), body)
+        await response.whole(status, response_headers(connection), body)
         return True
 
     def _note_lost(
-        self, attempt: _Attempt, lost: BackendLost | BrokenStream, response: ClientResponse
+        self, attempt: Attempt, lost: BackendLost | BrokenStream, response: ClientResponse
     ) -> None:
         """The backend broke off. Raises ApiError if no other may continue."""
         call, backend = attempt.call, attempt.backend
@@ -416,156 +414,7 @@ class Gateway:
         if call.num_setbacks >= _MAX_SETBACKS:
             raise ApiError(502, f"{_MAX_SETBACKS} backends in a row broke off")
         if response.has_started and not call.relay.is_resumable:
-            raise ApiError(502, "the backend broke off, and its stream cannot be resumed")
-
-
-class _Attempt:
-    """One backend's turn at a call, and its share of the backend's load until `end`."""
-
-    def __init__(
-        self, call: RoutedCall, backend: Backend, backends: Backends, parking: Parking
-    ) -> None:
-        self.call, self.backend, self._load = call, backend, backends.load
-        self._parking, self._verdicts = parking, backends.verdicts
-        call.backend, call.num_attempts = str(backend.address), call.num_attempts + 1
-        self._waiting = backends.waiting
-        self._waiting[self] = backend.id, backends.clock()
-        self._now_s = asyncio.get_running_loop().time
-        self._sent_s, self._num_before = self._now_s(), call.relay.num_units
-        self._has_first, self.is_answered = False, False
-        self._turn = self._verdicts.begin(call.digest, backend.id, self._sent_s)
-        self._is_suspect = call.trial != "none"
-        self.handle: Handle | None = None
-        call.sent_s, call.first_s = self._sent_s, None
-        self._load.note_sent(backend.id, call.num_prompt)
-        if self._is_suspect:
-            self._begin_trial()
-
-    @property
-    def has_progressed(self) -> bool:
-        """Whether the client has more of its stream than before."""
-        return self.call.relay.num_units > self._num_before
-
-    async def answer(self, connection: UpstreamConnection, response: ClientResponse) -> bool:
-        """Relay the response; False if the backend asks another one to continue it.
-
-        Raises BackendLost or BrokenStream.
-        """
-        headers = dict(connection.headers)
-        if not headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-            body = await connection.read_all(_MAX_WHOLE_BYTES)
-            self._note_begun()
-            self.call.status, self.call.answer, self.call.num_bytes = 200, body, len(body)
-            await response.whole(200, _response_headers(connection), body)
-            return True
-        relay = self.call.relay
-        relay.begin(headers.get(IDENTITY_HEADER.encode()))
-        await self._relay(connection, response)
-        if relay.is_resumable and not relay.has_ended:
-            if relay.is_migrating:
-                return False
-            raise BackendLost("its stream has no end", has_begun=True)
-        if not response.has_started:
-            await response.start(200, _response_headers(connection))
-        self.call.status = 200
-        await response.end(relay.flush())
-        return True
-
-    async def _relay(self, connection: UpstreamConnection, response: ClientResponse) -> None:
-        """Pass the stream on. Raises BackendLost or BrokenStream."""
-        call, relay = self.call, self.call.relay
-        while data := await connection.read():  # until the first whole event
-            self._note_first()
-            if passed := relay.feed(data):
-                if not response.has_started:
-                    await response.start(200, _response_headers(connection))
-                call.num_bytes += len(passed)
-                call.num_first_units = relay.num_units if relay.identity else len(passed)
-                response.write(passed)
-                break
-
-        def pass_on(data: bytes) -> bool:
-            try:
-                passed = relay.feed(data)
-            except BrokenStream:
-                connection.close()
-                return False
-            call.num_bytes += len(passed)
-            return not passed or response.write(passed)
-
-        while not connection.is_complete:
-            await response.drain()
-            await connection.pump(pass_on)
-        await response.drain()
-        if rest := connection.take_rest():
-            pass_on(rest)
-            await response.drain()
-
-    def note_broken(self) -> None:
-        """The backend broke off."""
-        is_stopping = self.backend.state == "draining"
-        self._verdicts.note_broken(self._turn, self._now_s(), is_stopping=is_stopping)
-
-    def _begin_trial(self) -> None:
-        """Keep other suspects away until the call is answered, or has run for twice as long as ever
-        before a crash."""
-        self.backend.num_suspects += 1
-        longest_s = self._verdicts.blame.longest_s(self.call.digest)
-        loop = asyncio.get_running_loop()
-        self._outlives = loop.call_later(2 * longest_s + _PAUSE_S, self._end_trial)
-
-    def _end_trial(self, *, has_outlived: bool = True) -> None:
-        if self._is_suspect:
-            self._is_suspect = False
-            self.backend.num_suspects -= 1
-            if has_outlived:
-                self._verdicts.blame.note_outlived(self.call.digest, self._now_s())
-            else:
-                self._outlives.cancel()
-            self._parking.release()
-
-    def end(self) -> None:
-        """The backend's turn is over."""
-        self.call.ended_s = self._now_s()
-        self._end_trial(has_outlived=False)
-        self._verdicts.end(self._turn, self.call.ended_s, is_answered=self.is_answered)
-        self._waiting.pop(self, None)
-        if self.handle is not None:
-            self.handle.end(self.call, has_first=False)
-        if not self._has_first:
-            self._load.note_lost(self.backend.id, self.call.num_prompt)
-        self._load.note_ended(self.backend.id)
-
-    def _note_begun(self) -> None:
-        """The backend has sent something: the call waits for it no longer."""
-        self._waiting.pop(self, None)
-        if self.call.first_s is None:
-            self.call.first_s = self._now_s()
-
-    def _note_first(self) -> None:
-        """The first byte of a stream tells how fast its prompt was computed; a whole answer, whose
-        output took most of its time, does not."""
-        if not self._has_first:
-            self._has_first = True
-            self._note_begun()
-            if self.handle is not None:
-                self.handle.end(self.call, has_first=True)
-            num_tokens, now_s = self.call.num_prompt, self._now_s()
-            self._load.note_first_token(self.backend.id, num_tokens, self._sent_s, now_s)
-
-
-def _request(call: RoutedCall, handle: Handle | None) -> tuple[bytes, Headers, bytes]:
-    """Path, headers and body for a backend; `handle`: where the prompt has been computed."""
-    body, headers = call.body, call.headers
-    if call.streamed:
-        headers = [*headers, (RESUMABLE_HEADER.encode(), b"1")]
-    point = call.relay.resume_point()
-    added: dict[str, object] = {} if point is None else {RESUME_FIELD: point}
-    if handle is not None:
-        added[TRANSFER_FIELD] = handle.fields
-    if added:
-        body = msgspec.json.encode({**msgspec.json.decode(body), **added})
-    return call.path.encode(), headers, body
+            raise ApiError(502, f"the backend broke off ({lost}): its stream cannot be resumed")
 
 
 def _routed(call: RoutedCall, began_ns: int) -> RoutedRecord:
@@ -579,7 +428,3 @@ def _routed(call: RoutedCall, began_ns: int) -> RoutedRecord:
         num_attempts=call.num_attempts,
         is_resumed=call.num_attempts > 1 and call.relay.num_units > 0,
     )
-
-
-def _response_headers(connection: UpstreamConnection) -> Headers:
-    return [pair for pair in connection.headers if pair[0] not in _KEPT_BACK]

@@ -1,7 +1,9 @@
 """Streams that a client may continue after losing its connection, by the id of its last event.
 
-A client that sends `x-ridgeline-event-ids` gets ids `RESPONSE/NUMBER`. To continue, it sends the
-same body again with `Last-Event-ID`. What its stream consisted of is kept here for two minutes.
+A client that sends `x-ridgeline-event-ids` gets an id with every event, a `StreamPosition`. To
+continue, it sends the same body again with `Last-Event-ID`. The tokens of its stream are kept for
+two minutes by the gateway that had it. Another gateway, or this one later, has them computed again,
+which gives the same, and leaves out what the client has.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections import OrderedDict
 import msgspec
 
 from ridgeline.fleet.call import RoutedCall
-from ridgeline.fleet.relay import StreamRelay
+from ridgeline.fleet.relay import StreamPosition, StreamRelay
+from ridgeline.serve.errors import ApiError
 
 _KEPT_S = 120.0
 _MAX_KEPT = 512
@@ -40,13 +43,20 @@ class RetainedStreams:
             while len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
 
-    def find(self, last_event_id: str, digest: bytes) -> StreamRelay | None:
-        """The stream up to an event; None if it is not known, or belongs to another request."""
-        response_id, _, number = last_event_id.rpartition("/")
-        kept = self._kept.get(response_id)
-        if kept is None or kept.digest != digest or not number.isdecimal():
-            return None
-        if asyncio.get_running_loop().time() > kept.until_s:
-            del self._kept[response_id]
-            return None
-        return kept.relay.up_to(int(number))
+    def continue_from(self, last_event_id: str, digest: bytes) -> StreamRelay:
+        """The stream after an event. Raises ApiError for an id that no event of the request has."""
+        position = StreamPosition.parse(last_event_id, digest)
+        if position is None or position.identity is None:
+            raise ApiError(
+                400,
+                "Last-Event-ID is not the id of an event of this request: send the body that began "
+                "the stream, byte by byte, and an id of one of its events",
+            )
+        relay = StreamRelay(position)
+        kept = self._kept.get(position.identity.id)
+        if kept is not None and kept.digest == digest and kept.relay.identity == position.identity:
+            if asyncio.get_running_loop().time() <= kept.until_s:
+                relay.take_over(kept.relay)
+            else:
+                del self._kept[position.identity.id]
+        return relay

@@ -7,6 +7,8 @@ update (`serve/generation/resume.py`): it is taken out and kept, and read only i
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from ridgeline.serve.generation.resume import ResumePoint, StreamIdentity
@@ -18,18 +20,79 @@ class BrokenStream(Exception):
     """The backend's stream is not one of server-sent events."""
 
 
+_EVENT_ID = re.compile(
+    r"([!-~]{1,100})/(\d{1,12})\.(-?\d{1,20})\.([0-9a-f]{12})\.(o?)((?:\d{1,7}(?:_\d{1,7})*)?)(e?)"
+)
+
+
+class StreamPosition:
+    """How far a client has a stream: its opening, so many updates of each choice, its end.
+
+    As text it is the id of an event, from which any gateway can have the rest of the stream
+    produced again: `RESPONSE/CREATED.SEED.REQUEST.UPDATES`, where REQUEST is the beginning of the
+    digest of the request, and UPDATES as `o12_9`, `e` at the end.
+    """
+
+    def __init__(self, request: bytes) -> None:
+        self.request = request.hex()[:12]
+        self.identity: StreamIdentity | None = None
+        self.has_opening = self.has_end = False
+        self.counts: list[int] = []
+
+    @staticmethod
+    def parse(text: str, request: bytes) -> StreamPosition | None:
+        """The position in an event's id; None if it is none, or one of another request."""
+        match, position = _EVENT_ID.fullmatch(text), StreamPosition(request)
+        if match is None or match[4] != position.request:
+            return None
+        position.identity = StreamIdentity(id=match[1], created=int(match[2]), seed=int(match[3]))
+        position.has_opening, position.has_end = bool(match[5]), bool(match[7])
+        position.counts = [int(count) for count in match[6].split("_") if count]
+        return position
+
+    def event_id(self, identity: StreamIdentity) -> str:
+        """The position in the stream of that identity, as an id of its latest event."""
+        counts = "_".join(map(str, self.counts))
+        updates = f"{'o' if self.has_opening else ''}{counts}{'e' if self.has_end else ''}"
+        return f"{identity.id}/{identity.created}.{identity.seed}.{self.request}.{updates}"
+
+    def holds(self, mark: bytes, number: int) -> bool:
+        """Whether it lies behind the update with that comment, the `number`-th of its choice."""
+        if mark in (b"open", b"end"):
+            return self.has_opening if mark == b"open" else self.has_end
+        choice = choice_of(mark)
+        return choice < len(self.counts) and number <= self.counts[choice]
+
+    def advance(self, mark: bytes, number: int) -> None:
+        """The client gets that update."""
+        if mark in (b"open", b"end"):
+            self.has_opening |= mark == b"open"
+            self.has_end |= mark == b"end"
+            return
+        choice = choice_of(mark)
+        self.counts += [0] * (choice + 1 - len(self.counts))
+        self.counts[choice] = max(number, self.counts[choice])
+
+
+def choice_of(mark: bytes) -> int:
+    """The choice of an update."""
+    return int(mark.partition(b":")[0])
+
+
 class StreamRelay:
     """One stream, over all the backends that produce it.
 
-    `identity`: None behind other servers. `num_units`: updates that were passed on. `adds_ids`:
-    each of them ends with an id for the client, `RESPONSE/NUMBER`.
+    `identity`: None behind other servers. `num_units`: updates that backends have produced.
+    `position`: where its client wants ids of the events; what lies before it is not passed on.
     """
 
-    def __init__(self) -> None:
-        self.identity: StreamIdentity | None = None
+    def __init__(self, position: StreamPosition | None = None) -> None:
+        self.position = position
+        self.identity = None if position is None else position.identity
+        self._is_continued = self.identity is not None
         self.has_ended = self.is_migrating = False
-        self.adds_ids = False
         self.num_units = 0
+        self._numbers: dict[bytes, int] = {}  # updates by choice, where there is a position
         self._marks = bytearray()  # comments, one per line
         self._held = b""
 
@@ -37,10 +100,15 @@ class StreamRelay:
     def is_resumable(self) -> bool:
         return self.identity is not None
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether its client has a part of it that only its own continuation fits."""
+        return self.identity is not None and (bool(self._marks) or self._is_continued)
+
     def begin(self, identity: bytes | None) -> None:
         """A backend begins to answer. `identity`: the header of a resumable stream."""
         self._held, self.is_migrating = b"", False
-        if not self._marks:  # the client has nothing of an earlier one
+        if not self.is_bound:  # the client has nothing of an earlier one
             self.identity = None
         if self.identity is None and identity is not None:
             self.identity = msgspec.json.decode(identity, type=StreamIdentity)
@@ -60,8 +128,8 @@ class StreamRelay:
         return held if self.identity is None else b""
 
     def resume_point(self) -> ResumePoint | None:
-        """Where the client's stream ends; None if nothing was passed on that binds it."""
-        if self.identity is None or not self._marks:
+        """From where a backend has to go on; None if the client has nothing that binds it."""
+        if self.identity is None or not self.is_bound:
             return None
         tokens: list[list[int]] = []
         opened = False
@@ -101,9 +169,11 @@ class StreamRelay:
             end = data.find(b"\n\n", mark)
             if end < 0:
                 break
-            self._take_mark(data[mark + 2 : end])
-            if mark > start and self.adds_ids:
-                passed.append(data[start : mark - 1] + self._event_id())
+            is_new = self._take_mark(data[mark + 2 : end])
+            if mark > start and self.position is not None and self.identity is not None:
+                if is_new:
+                    event_id = self.position.event_id(self.identity).encode()
+                    passed.append(b"%bid: %b\n\n" % (data[start : mark - 1], event_id))
             elif mark > start:
                 passed.append(data[start:mark])
             start = end + 2
@@ -112,24 +182,35 @@ class StreamRelay:
         self._held = data[start:]
         return passed[0] if len(passed) == 1 else b"".join(passed)
 
-    def up_to(self, num_units: int) -> StreamRelay | None:
-        """The stream as it was after `num_units` updates; None if it has fewer."""
-        if num_units > self.num_units:
-            return None
-        earlier = StreamRelay()
-        earlier.identity, earlier.adds_ids, earlier.num_units = self.identity, True, num_units
-        earlier._marks += b"".join(self._marks.splitlines(keepends=True)[:num_units])
-        return earlier
+    def take_over(self, earlier: StreamRelay) -> None:
+        """Begin with what is known of the same stream, up to the position: that need not be
+        produced again."""
+        assert self.position is not None
+        for mark in bytes(earlier._marks).splitlines():
+            number = self._number(mark)
+            if self.position.holds(mark, number) and mark.partition(b":")[2]:
+                self._note_mark(mark, number)
+        if self.position.has_opening:
+            self._note_mark(b"open", 1)
 
-    def _event_id(self) -> bytes:
-        assert self.identity is not None
-        return b"id: %b/%d\n\n" % (self.identity.id.encode(), self.num_units)
-
-    def _take_mark(self, mark: bytes) -> None:
+    def _take_mark(self, mark: bytes) -> bool:
+        """Note an update; whether it is new to the client."""
         if mark == b"migrate":
             self.is_migrating = True
-            return
-        if mark == b"end":
-            self.has_ended = True
+            return True
+        self.has_ended |= mark == b"end"
+        number = 0 if self.position is None else self._number(mark)
+        is_new = self.position is None or not self.position.holds(mark, number)
+        self._note_mark(mark, number)
+        return is_new
+
+    def _number(self, mark: bytes) -> int:
+        """The number of an update that comes now, among those of its choice."""
+        return self._numbers.get(mark.partition(b":")[0], 0) + 1
+
+    def _note_mark(self, mark: bytes, number: int) -> None:
         self.num_units += 1
         self._marks += mark + b"\n"
+        if self.position is not None:
+            self._numbers[mark.partition(b":")[0]] = number
+            self.position.advance(mark, number)

@@ -84,16 +84,17 @@ class BackendAddress(msgspec.Struct, frozen=True):
 class UpstreamConnection(asyncio.Protocol):
     """One connection; the response to its current request.
 
-    `patience`: by how much longer than usual the connection may be silent.
+    `clock`: seconds in which the gateway ran. `patience`: by how much longer than usual the
+    connection may be silent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.is_lost = self._is_given_up = False
+        self.is_lost, self._why_given_up, self._awaited_s = False, "", 0.0
         self.patience = 1.0
         self._is_paused = False
-        self._now_s = asyncio.get_running_loop().time
+        self._now_s = clock
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._begin()
@@ -176,15 +177,26 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def give_up(self) -> None:
-        """Close the connection because its backend is silent."""
-        self._is_given_up = True
+    def give_up(self, why: str) -> None:
+        """Close the connection, and break nothing: its backend is silent, or the stream is."""
+        self._why_given_up = why
         self.close()
+
+    @property
+    def awaited_for_s(self) -> float:
+        """For how long somebody has waited for the next byte; 0 while nobody does."""
+        if self._waiter is None or self._waiter.done():
+            return 0.0
+        return self._now_s() - max(self._awaited_s, self.last_byte_s)
 
     async def _wait(self) -> None:
         if self.is_lost:
-            why = "it is silent" if self._is_given_up else "the connection broke"
-            raise BackendLost(why, has_begun=self.has_begun, is_late=self._is_given_up)
+            raise BackendLost(
+                self._why_given_up or "the connection broke",
+                has_begun=self.has_begun,
+                is_late=bool(self._why_given_up),
+            )
+        self._awaited_s = self._now_s()
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
@@ -261,17 +273,23 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class UpstreamPool:
-    """Connections to one backend."""
+    """Connections to one backend. `clock`: seconds in which the gateway ran."""
 
-    def __init__(self, address: BackendAddress, connect_timeout_s: float = 2.0) -> None:
-        self.address, self._connect_timeout_s = address, connect_timeout_s
+    def __init__(
+        self,
+        address: BackendAddress,
+        clock: Callable[[], float],
+        connect_timeout_s: float = 2.0,
+    ) -> None:
+        self.address, self._clock = address, clock
+        self._connect_timeout_s = connect_timeout_s
         self._idle: list[UpstreamConnection] = []
         self.busy: set[UpstreamConnection] = set()
         self._heard_s = -math.inf
 
     @property
     def heard_s(self) -> float:
-        """When the last byte of any response came, on the event loop's clock."""
+        """When the last byte of any response came."""
         return max([self._heard_s, *(c.last_byte_s for c in self.busy if c.has_begun)])
 
     async def exchange(
@@ -365,13 +383,18 @@ class UpstreamPool:
         self.busy.discard(connection)
 
     async def _connect(self) -> UpstreamConnection:
-        address, loop = self.address, asyncio.get_running_loop()
+        address, loop, began_s = self.address, asyncio.get_running_loop(), self._clock()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    UpstreamConnection, address.host, address.port, ssl=address.tls or None
+                    lambda: UpstreamConnection(self._clock),
+                    address.host,
+                    address.port,
+                    ssl=address.tls or None,
                 )
         except TimeoutError:
+            if self._clock() - began_s < self._connect_timeout_s / 2:  # the gateway was stopped
+                return await self._connect()
             why = f"no connection within {self._connect_timeout_s:g} s"
             raise BackendLost(why, is_refusal=True, is_late=True) from None
         except OSError as error:

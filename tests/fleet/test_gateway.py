@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ridgeline.errors import BadInput
+from ridgeline.fleet.call import digest_of
 from tests.fleet.scripted import HEAD, ScriptedBackend, answering, chunk, gateway_over
 
 BODY = {"model": "m", "prompt": "x", "stream": True}
@@ -253,15 +254,38 @@ async def test_client_continues_after_its_last_event() -> None:
     async with gateway_over(ridgeline()) as http:
         reply = await post(http, **{"x-ridgeline-event-ids": "1"})
         events = reply.content.split(b"\n\n")
-        assert events[1].endswith(b"id: c-1/2")
-        rest = await post(http, **{"last-event-id": "c-1/2"})
+        last = events[1].partition(b"\nid: ")[2].decode()
+        assert last.startswith("c-1/")
+        rest = await post(http, **{"last-event-id": last})
         assert rest.status_code == 200
-        assert rest.content == reply.content[reply.content.index(b'data: {"t":12}') :]
-        assert (await post(http, **{"last-event-id": "c-9/2"})).status_code == 404
-        other = await http.post(
-            "/v1/completions", json={**BODY, "n": 2}, headers={"last-event-id": "c-1/2"}
+        left = reply.content[reply.content.index(b'data: {"t":12}') :]
+        assert rest.content == left
+        assert await counter(http, "reconnected") == 1 and await counter(http, "resumed") == 0
+        assert (await post(http, **{"last-event-id": "c-1/2"})).status_code == 400
+        for changes in ({"n": 2}, {"stream": False}):
+            other = await http.post(
+                "/v1/completions", json={**BODY, **changes}, headers={"last-event-id": last}
+            )
+            assert other.status_code == 400
+    first, second = ridgeline(dies_after=1), ridgeline()
+    async with gateway_over(first, second) as another:  # which has never seen the stream
+        assert (await post(another, **{"last-event-id": last})).content == left
+        points = [b.bodies[0]["ridgeline_resume"]["tokens"] for b in (first, second)]
+        assert points == [[], [[10]]]
+
+
+async def test_continuation_goes_to_no_server_that_cannot_continue() -> None:
+    other = other_server()
+    other.is_ridgeline = False
+    async with gateway_over(other, park_timeout_s=0.2) as http:
+        await asyncio.sleep(0.1)
+        digest = digest_of("/v1/completions", msgspec.json.encode(BODY)).hex()[:12]
+        reply = await http.post(
+            "/v1/completions",
+            content=msgspec.json.encode(BODY),
+            headers={"last-event-id": f"c-1/1.1.{digest}.2"},
         )
-        assert other.status_code == 404
+        assert reply.status_code == 503 and not other.bodies
 
 
 async def test_silent_backend_is_left() -> None:

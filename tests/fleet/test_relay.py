@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from ridgeline.fleet.relay import BrokenStream, StreamRelay
+from ridgeline.fleet.relay import BrokenStream, StreamPosition, StreamRelay
 
+REQUEST = bytes(range(16))
 IDENTITY = b'{"id":"cmpl-1","created":5,"seed":9}'
 PARTS = [
     b'data: {"a":": b"}\n\n: 0:11\n\n',
@@ -77,18 +80,71 @@ def test_what_is_held_back_is_bounded() -> None:
             relay.feed(b"x" * 20_000)
 
 
-def test_client_gets_ids_and_an_earlier_state_can_be_had() -> None:
-    relay = StreamRelay()
-    relay.adds_ids = True
+def with_ids(relay: StreamRelay, data: bytes) -> tuple[list[bytes], list[str]]:
+    """The events that are passed on, and the id of each update."""
     relay.begin(IDENTITY)
-    passed = relay.feed(MARKED)
-    assert passed.startswith(b'data: {"a":": b"}\nid: cmpl-1/2\n\n')
-    assert b"id: cmpl-1/6" in passed
-    earlier = relay.up_to(2)
-    assert earlier is not None
-    point = earlier.resume_point()
+    updates = re.split(rb"(?<=\n)id: ", relay.feed(data))
+    ids = [update.split(b"\n", 1)[0].decode() for update in updates[1:]]
+    return re.findall(rb"data: [^\n]+", b"\n".join(updates)), ids
+
+
+def position(event_id: str) -> StreamPosition:
+    parsed = StreamPosition.parse(event_id, REQUEST)
+    assert parsed is not None
+    return parsed
+
+
+def test_client_gets_ids_from_which_the_stream_goes_on() -> None:
+    relay = StreamRelay(StreamPosition(REQUEST))
+    events, ids = with_ids(relay, MARKED)
+    start = f"cmpl-1/5.9.{REQUEST.hex()[:12]}."
+    assert ids == [start + end for end in ("o1", "o1_1", "o3_1", "o3_1e")]
+    for number, event_id in enumerate(ids[:-1], 1):
+        kept, fresh = StreamRelay(position(event_id)), StreamRelay(position(event_id))
+        kept.take_over(relay)
+        point, unknown = kept.resume_point(), fresh.resume_point()
+        assert point is not None and unknown is not None
+        assert point.opened and point.tokens[0] == ((11,), (11,), (11, 13))[number - 1]
+        assert not unknown.opened and not unknown.tokens and unknown.id == "cmpl-1"
+        rest, rest_ids = with_ids(fresh, MARKED)
+        assert rest == events[-len(rest) :] and rest_ids == ids[number:]
+        assert fresh.has_ended
+
+
+def test_choices_that_come_in_another_order_are_neither_repeated_nor_left_out() -> None:
+    def data(*updates: tuple[int, int]) -> bytes:
+        return b"".join(b'data: {"c":%d,"t":%d}\n\n: %d:%d\n\n' % (c, t, c, t) for c, t in updates)
+
+    first = StreamRelay(StreamPosition(REQUEST))
+    before, ids = with_ids(first, data((0, 1), (0, 2), (1, 11), (0, 3)))
+    again = StreamRelay(position(ids[-1]))
+    after, ids = with_ids(again, data((1, 11), (1, 12), (0, 1), (0, 2), (1, 13), (0, 3), (0, 4)))
+    assert ids[-1].endswith(".4_3")
+    whole = [b'data: {"c":%d,"t":%d}' % pair for pair in ((1, 12), (1, 13), (0, 4))]
+    assert after == whole and len(before) == 4
+
+
+def test_another_backend_goes_on_in_the_middle_of_what_the_client_has() -> None:
+    relay = StreamRelay(position(f"cmpl-1/5.9.{REQUEST.hex()[:12]}.o3_1"))
+    assert with_ids(relay, MARKED[: MARKED.index(PARTS[1])])[0] == []
+    point = relay.resume_point()
     assert point is not None and point.tokens == ((11,),)
-    assert relay.up_to(99) is None
+    events, _ = with_ids(relay, b"".join(PARTS[1:]))
+    assert events == [b"data: [DONE]"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "cmpl-1/2",
+        "cmpl-1/5.9.ffffffffffff.o1",
+        "c/5.9.000102030405.o1_",
+        "c/5.9.000102030405.1x",
+    ],
+)
+def test_ids_that_are_none_are_refused(text: str) -> None:
+    assert StreamPosition.parse(text, REQUEST) is None
 
 
 def test_new_backend_of_a_stream_without_bytes_gives_it_its_identity() -> None:

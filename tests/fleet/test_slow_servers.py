@@ -160,6 +160,78 @@ def test_all_but_one_stop_at_once() -> None:
     assert not fleet.wrong, fleet.wrong[:3]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_stream_that_stands_still_is_moved_while_its_server_answers(count: int) -> None:
+    fleet = slow_fleet(count)
+    waited_s = 0.0
+
+    async def scene(fleet: VirtualFleet) -> None:
+        nonlocal waited_s
+        first, start_s = fleet.servers[0], fleet.loop.time()
+        streams = [asyncio.ensure_future(fleet.ask_innocent(asked(i))) for i in range(2 * count)]
+        await asyncio.sleep(0.5)
+        first.stalled_at_s = fleet.loop.time()
+        await asyncio.gather(*streams)
+        waited_s = fleet.loop.time() - start_s
+        await asyncio.sleep(1.0)
+        assert state_of(fleet, first) == "ready"
+        assert fleet.gateway.metrics.totals()["resumed"] == 2
+
+    fleet.run(scene)
+    assert not fleet.wrong, fleet.wrong[:3]
+    assert 60 < waited_s < 70
+
+
+def test_other_servers_stream_that_stands_still_ends_in_an_error() -> None:
+    fleet = slow_fleet(1)
+    fleet.servers[0].resumable = False
+
+    async def scene(fleet: VirtualFleet) -> None:
+        stream = asyncio.ensure_future(fleet.ask(asked()))
+        await asyncio.sleep(0.5)
+        fleet.servers[0].stalled_at_s = fleet.loop.time()
+        status, answer = await stream
+        assert status == 200 and answer.startswith(b'data: {"t":0}')
+        assert b"stood still for 60 s" in answer and answer.endswith(b"data: [DONE]\n\n")
+
+    fleet.run(scene)
+
+
+def test_client_that_does_not_read_makes_no_stream_stand_still() -> None:
+    fleet = slow_fleet(1)
+
+    async def scene(fleet: VirtualFleet) -> None:
+        status, answer = await fleet.ask(asked(), reads_for_s=0.5)
+        assert (status, answer) == (200, asked().answer)
+        assert fleet.gateway.metrics.totals()["resumed"] == 0
+
+    fleet.run(scene)
+
+
+@pytest.mark.parametrize("stopped_s", [4.0, 40.0, 400.0])
+def test_gateway_that_was_stopped_blames_nobody(stopped_s: float) -> None:
+    fleet = slow_fleet(2)
+
+    async def scene(fleet: VirtualFleet) -> None:
+        streams = [asyncio.ensure_future(fleet.ask_innocent(asked(i))) for i in range(4)]
+        await asyncio.sleep(0.5)
+        for server in fleet.servers:  # so that a probe is on its way
+            server.hangs = True
+        await asyncio.sleep(1.5)
+        fleet.loop.now_s += stopped_s
+        await asyncio.sleep(0.5)
+        assert [state_of(fleet, server) for server in fleet.servers] == ["ready", "ready"]
+        for server in fleet.servers:
+            server.hangs = False
+        await asyncio.gather(*streams)
+        assert fleet.gateway.metrics.totals()["resumed"] == 0
+        rates = [fleet.backends.load.prefill_rate(b.id) for b in fleet.backends.all]
+        assert min(rates) > 0.1
+
+    fleet.run(scene)
+    assert not fleet.wrong, fleet.wrong[:3]
+
+
 def test_stream_waits_for_a_full_server() -> None:
     fleet = slow_fleet(2)
 

@@ -249,7 +249,6 @@ class TwinFleet:
         self.backends = Backends(
             [], make_router(plan.router, plan.seed), probe_interval_s=plan.probe_s
         )
-        self.backends.clock = loop.time
         scaling = ScalingPolicy(target_in_flight=1e9)
         if plan.scaling is not None:
             scaling = ScalingPolicy(

@@ -4,6 +4,7 @@ requests crash them, and they are slow."""
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import Any
 
@@ -18,6 +19,7 @@ from ridgeline.routing import make_router
 from tests.fleet.scripted import HEAD, chunk
 from tests.fleet.twin_fleet import FIRST_PORT, FleetLoop
 
+_CLIENT_PAUSE_S = 200.0
 _IDENTITY = b'x-ridgeline-resume: {"id":"c-1","created":1,"seed":1}\r\n\r\n'
 
 
@@ -45,10 +47,12 @@ class VirtualServer:
 
     `probe_s`: how long a probe waits for its answer, `first_s` a request for its first byte.
     While it `is_stopping` it refuses new requests, and while it `is_full` too; while it `hangs`,
-    nothing comes from it.
+    nothing comes from it. A stream that begins before `stalled_at_s` stands still from then on, and
+    no other server can continue one of a server that is not `resumable`.
     """
 
     probe_s = first_s = 0.0
+    stalled_at_s, resumable = -1.0, True
     is_stopping = is_full = hangs = False
 
     def __init__(
@@ -154,14 +158,18 @@ class _Served(asyncio.Protocol):
             head = b"HTTP/1.1 503 No\r\ncontent-length: 2\r\n" + close
             self._transport.write(head + b"\r\n{}")
             return
+        began_s = asyncio.get_running_loop().time()
         await self._pause(self._server.first_s)
-        self._transport.write(HEAD + _IDENTITY)
+        self._transport.write(HEAD + (_IDENTITY if self._server.resumable else b"\r\n"))
         for token in range(sent, asked.num_tokens):
             await self._pause(asked.pace_s)
+            if began_s < self._server.stalled_at_s:
+                await asyncio.Event().wait()
             if self._server.is_stopping:
                 self._transport.write(chunk(b": migrate\n\n") + b"0\r\n\r\n")
                 return
-            self._transport.write(chunk(_event(token) + b": 0:%d\n\n" % token))
+            mark = b": 0:%d\n\n" % token if self._server.resumable else b""
+            self._transport.write(chunk(_event(token) + mark))
         self._transport.write(chunk(b"data: [DONE]\n\n: end\n\n") + b"0\r\n\r\n")
         self.stop()
 
@@ -197,7 +205,6 @@ class VirtualFleet:
     async def _run(self, scene: Any) -> None:
         addresses = [BackendAddress("127.0.0.1", server.port) for server in self.servers]
         self.backends = Backends(addresses, make_router("least-loaded", 0))
-        self.backends.clock = self.loop.time
         self.gateway = Gateway(
             self.backends,
             Parking(1000, self._park_s),
@@ -215,8 +222,10 @@ class VirtualFleet:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def ask(self, asked: Asked) -> tuple[int, bytes]:
-        """Status and body of the gateway's answer."""
+    async def ask(self, asked: Asked, *, reads_for_s: float = math.inf) -> tuple[int, bytes]:
+        """Status and body of the gateway's answer. From `reads_for_s` on, the client reads nothing
+        for a while."""
+        until_s = self.loop.time() + reads_for_s
         body = msgspec.json.encode(asked)
         incoming = [{"type": "http.request", "body": body}]
         status, parts = 0, []
@@ -228,7 +237,10 @@ class VirtualFleet:
             raise AssertionError
 
         async def send(message: Any) -> None:
-            nonlocal status
+            nonlocal status, until_s
+            if self.loop.time() >= until_s:
+                until_s = math.inf
+                await asyncio.sleep(_CLIENT_PAUSE_S)
             status = message.get("status", status)
             parts.append(message.get("body", b""))
 

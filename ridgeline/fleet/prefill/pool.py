@@ -44,7 +44,7 @@ class Handle:
     def __init__(self, backends: Backends, backend: Backend) -> None:
         self.fields: dict[str, Any] = {}
         self._backends, self._backend = backends, backend
-        self._sent_s = asyncio.get_running_loop().time()
+        self._sent_s = backends.clock()
         self._is_over = False
 
     def begin(self, call: RoutedCall) -> None:
@@ -57,7 +57,7 @@ class Handle:
         self._is_over = True
         load, backend_id = self._backends.load, self._backend.id
         if has_first:
-            now_s = asyncio.get_running_loop().time()
+            now_s = self._backends.clock()
             load.note_first_token(backend_id, call.num_prompt, self._sent_s, now_s)
         else:
             load.note_lost(backend_id, call.num_prompt)
