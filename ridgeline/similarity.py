@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 import numpy as np
 
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.stats import LEVEL, proportion_upper_bound
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def read_pairs(path: Path) -> list[QuestionPair]:
         if line.strip():
             try:
                 pairs.append(msgspec.json.decode(line, type=QuestionPair))
-            except msgspec.DecodeError as error:
+            except DECODE_ERRORS as error:
                 raise BadInput(
                     f"line {number} of --semantic-cache-pairs is no pair of questions",
                     value=str(error),

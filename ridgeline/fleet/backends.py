@@ -22,6 +22,7 @@ from typing import Literal
 
 import msgspec
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.fleet.call import RoutedCall
 from ridgeline.fleet.canary.rollout import Arm
 from ridgeline.fleet.crashes.blame import Blame
@@ -397,7 +398,7 @@ class Backends:
         body = await self._get(backend, b"/v1/models")
         try:
             cards = msgspec.json.decode(body or b"{}", type=_ModelCards)
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             return ()
         return tuple(card.id for card in cards.data)
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.fleet.backends import Backend
 from ridgeline.fleet.call import RoutedCall
 from ridgeline.fleet.upstream import Headers
@@ -235,7 +235,7 @@ def _usage(call: RoutedCall) -> tuple[int, int]:
     if call.answer:
         try:
             usage = msgspec.json.decode(call.answer, type=_WithUsage).usage
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             usage = None
         if usage is not None:
             num_prompt = usage.prompt_tokens or usage.input_tokens or 0

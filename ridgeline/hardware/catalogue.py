@@ -250,7 +250,7 @@ def load_device_prices(text: str) -> dict[str, list[Price]]:
     """
     try:
         rows = msgspec.convert(tomllib.loads(text).get("price", []), list[_ListedPrice])
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput("the file of device prices is malformed", fix=str(error)) from None
     prices: dict[str, list[Price]] = {}
     for row in rows:

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 import ridgeline
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.hardware import measure, system
 from ridgeline.hardware.machine import Machine
 from ridgeline.paths import default_cache_dir
@@ -133,7 +134,7 @@ def _load(file: Path) -> Machine | None:
     """The cached record; None where there is none, or none that this version can read."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Machine)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DECODE_ERRORS):
         return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.config.settings import Settings
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.optimize.comparison.objective import JudgedRun
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.quality.text_comparison import Array
@@ -81,7 +81,7 @@ class StateFile:
             return None
         try:
             saved = msgspec.json.decode(self._path.read_bytes(), type=SavedSearch)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *DECODE_ERRORS) as error:
             raise BadInput(
                 "there is no search to resume", value=str(self._path), fix=str(error)
             ) from None

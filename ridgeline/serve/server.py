@@ -57,23 +57,29 @@ def listen(options: ServerOptions, files_each: int = 1) -> socket.socket:
     """A listening socket; BadInput if the address cannot be used, or too few files may be open.
 
     Each connection takes `files_each` descriptors of open files.
+    """
+    raise_limit(options.max_num_connections, files_each)
+    return listen_at(options.host, options.port)
+
+
+def listen_at(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A listening socket; BadInput, which names the `flag` of the port, if the address cannot be
+    used.
 
     Connections inherit TCP_NODELAY: tokens are small packets, and Nagle's algorithm with delayed
     acknowledgements would hold back every second one for 40 ms. (asyncio sets the option only on
     sockets that were created with a protocol number.)
     """
-    raise_limit(options.max_num_connections, files_each)
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        address = options.host, options.port
-        listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
         raise BadInput(
             f"cannot listen on this address: {error.strerror or error}",
-            value=f"{options.host}:{options.port}",
-            fix="choose another --port or --host (--port 0 takes any free port)",
+            value=f"{host}:{port}",
+            fix=f"choose another {flag} or --host ({flag} 0 takes any free port)",
         ) from None
 
 

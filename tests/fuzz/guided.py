@@ -20,7 +20,11 @@ READERS = (
     "ridgeline.serve.bodies",
     "ridgeline.serve.openai",
     "ridgeline.serve.anthropic",
+    "ridgeline.serve.auth",
     "ridgeline.measure.client",
+    "ridgeline.measure.results",
+    "ridgeline.measure.workload",
+    "ridgeline.plan",
     "jinja2",
 )
 """Only these are instrumented: the rest of what they import would take minutes."""

@@ -86,3 +86,32 @@ def test_no_machine_paths_and_no_conflict_markers() -> None:
             if MACHINE_PATH.search(line) or line.startswith(CONFLICT):
                 found.append(f"{name_of(path)}:{number}: {line.strip()[:80]}")
     assert not found, "\n".join(found)
+
+
+DECODERS = {
+    "json.loads", "json.load", "tomllib.loads", "tomllib.load", "msgspec.json.decode",
+    "msgspec.msgpack.decode", "msgspec.toml.decode", "yaml.safe_load", "from_json",
+}  # fmt: skip
+TOO_LITTLE = re.compile(r"\b(\w*ValueError|MsgspecError|\w*DecodeError|YAMLError)\b")
+ENOUGH = re.compile(r"\b(DECODE_ERRORS|RecursionError|Exception|BaseException)\b")
+
+
+def decoders_with_half_a_net(tree: ast.AST) -> Iterator[int]:
+    """Lines of `try` that catch what decoders raise for malformed data, but not what they raise for
+    values that are nested too deeply."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try):
+            inside = [call for part in node.body for call in ast.walk(part)]
+            names = {ast.unparse(call.func) for call in inside if isinstance(call, ast.Call)}
+            caught = " ".join(ast.unparse(h.type) for h in node.handlers if h.type is not None)
+            if names & DECODERS and TOO_LITTLE.search(caught) and not ENOUGH.search(caught):
+                yield node.lineno
+
+
+def test_decoders_are_caught_with_all_that_they_raise() -> None:
+    found = [
+        f"{name_of(path)}:{line}: catch DECODE_ERRORS of ridgeline.errors"
+        for path in files("ridgeline")
+        for line in decoders_with_half_a_net(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "\n".join(found)

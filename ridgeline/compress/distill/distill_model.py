@@ -42,7 +42,7 @@ from ridgeline.compress.writers.store import (
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.execution.runner import TorchRunner
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.cost.parameters import num_params
@@ -163,7 +163,7 @@ def read_run(output: Path) -> DistillRun | None:
     """The training whose student is in `output`; None if there is none."""
     try:
         return msgspec.json.decode((output / CURVE_FILE).read_bytes(), type=DistillRun)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DECODE_ERRORS):
         return None
 
 

@@ -32,7 +32,7 @@ from ridgeline.compress.drafter_training.students import EagleStudent, MedusaStu
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, fingerprint, write_drafter
 from ridgeline.engine.speculate.drafters.eagle import EagleShape
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy
 from ridgeline.modelspec.rewrite import with_dtype
@@ -245,7 +245,7 @@ def _resume(state: AdamState, folder: Path, run: Mapping[str, Any]) -> None:
     """Continue an interrupted run. Raises BadInput for another run's."""
     try:
         found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except ValueError:
+    except DECODE_ERRORS:
         found = None
     if found != run:
         raise BadInput(

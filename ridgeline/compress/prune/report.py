@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 
 REPORT_FILE = "pruning.json"
 
@@ -58,7 +58,7 @@ def read_report(folder: Path) -> PruningReport:
     """The report in a pruned model's folder. Raises BadInput if there is none."""
     try:
         return msgspec.json.decode((folder / REPORT_FILE).read_bytes(), type=PruningReport)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadInput(
             "not a folder that `ridgeline prune` has written",
             value=str(folder),

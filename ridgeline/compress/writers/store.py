@@ -36,7 +36,7 @@ from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.grid import Grid, pack, stack_grids
 from ridgeline.engine.quant.outliers import OutlierPacked, OutlierSplit, pack_split
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 _RUN = "run.json"
@@ -103,7 +103,7 @@ def _recipe_of(text: str) -> str:
     try:
         recipe = json.loads(text)["recipe"]
         return f"--method {recipe['method']}, {recipe['bits']} bits, seed {recipe['seed']}"
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError, *DECODE_ERRORS):
         return "of another kind"
 
 

@@ -16,6 +16,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from ridgeline.errors import DECODE_ERRORS
+
 MAGIC = b"RLKV0001"
 _PREAMBLE = struct.Struct("<8sII")
 PREAMBLE_BYTES = _PREAMBLE.size
@@ -67,7 +69,7 @@ def decode_header(head: bytes, size: int, signature: str, block_bytes: int) -> E
         raise BadExtentError("its header is damaged")
     try:
         header = msgspec.msgpack.decode(body, type=ExtentHeader)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except DECODE_ERRORS as error:
         raise BadExtentError("its header is damaged") from error
     if (header.signature, header.block_bytes) != (signature, block_bytes):
         raise BadExtentError("of another model or format")

@@ -18,6 +18,7 @@ import ridgeline
 from ridgeline._native import best_isa
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.config import ResolvedSettings
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.modelspec.checkpoints.locate import is_dummy, local_path
 
 VERSION = 1
@@ -79,7 +80,7 @@ def _read_memo(memo: Path | None) -> dict[str, str]:
         return {}
     try:
         return msgspec.json.decode((memo / _MEMO).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+    except (OSError, *DECODE_ERRORS):
         return {}
 
 

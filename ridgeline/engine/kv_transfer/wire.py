@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.errors import DECODE_ERRORS
+
 VERSION = 1
 MAX_MESSAGE_BYTES = 16 << 20
 _LENGTH = struct.Struct("<I")
@@ -105,7 +107,7 @@ def receive(connection: socket.socket, kind: Any) -> Any:
     data = _read(connection, length)
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except DECODE_ERRORS as error:
         raise ProtocolError(str(error)) from None
 
 

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.fleet.backends import Backend
 from ridgeline.fleet.batch.stores import BatchStores, Kind, StoreRequest
 from ridgeline.fleet.upstream import Headers
@@ -77,7 +78,7 @@ class _StoreList:
         try:
             page = msgspec.json.decode(body)
             items, has_more = page["data"], bool(page["has_more"])
-        except (msgspec.DecodeError, KeyError, TypeError):
+        except (KeyError, TypeError, *DECODE_ERRORS):
             own = status if status in (401, 403) else 502
             raise ApiError(own, f"a server answered its list with status {status}") from None
         self._items, self._has_more = items, has_more and bool(items)

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.fleet.backends import Backend, Backends
 from ridgeline.fleet.batch.lists import ListQuery, merged_list
 from ridgeline.fleet.batch.stores import BatchStores, Kind, StoreRequest
@@ -190,7 +191,7 @@ class BatchRoutes:
         if status == 200:
             try:
                 created = msgspec.json.decode(body, type=_Created)
-            except msgspec.DecodeError:
+            except DECODE_ERRORS:
                 return
             self._stores.remember(created.id, backend.batches.store)
 
@@ -244,7 +245,7 @@ async def _find_model(body: AsyncIterator[bytes]) -> tuple[AsyncIterator[bytes],
 def _text(quoted: bytes) -> str | None:
     try:
         return msgspec.json.decode(quoted, type=str)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, get_args
 import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.fleet.backends import Backend, Backends
 from ridgeline.fleet.call import RoutedCall
 from ridgeline.fleet.canary.compare_answers import (
@@ -209,7 +209,7 @@ class CanaryController:
             return
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=_StateFile)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *DECODE_ERRORS) as error:
             raise BadInput(
                 f"--canary-state is not a state file: {error}",
                 value=str(self._path),

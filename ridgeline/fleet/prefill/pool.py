@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.fleet.backends import Backend, Backends
 from ridgeline.fleet.call import RoutedCall
 from ridgeline.fleet.prefill import vllm_protocol
@@ -163,6 +164,6 @@ class PrefillPool:
 def _handle_in(answer: bytes) -> tuple[str, dict[str, Any] | None]:
     try:
         fields = msgspec.json.decode(answer).get(TRANSFER_FIELD)
-    except (msgspec.DecodeError, AttributeError):
+    except (AttributeError, *DECODE_ERRORS):
         fields = None
     return ("handed_over", fields) if isinstance(fields, dict) else ("no_handle", None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 
 MAX_REPLICAS = 10_000  # of one model
 
@@ -70,7 +70,7 @@ def read_fleet_file(path: Path) -> FleetFile:
     except OSError as error:
         what = f"the fleet file cannot be read: {error.strerror}"
         raise BadInput(what, value=str(path)) from None
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"the fleet file is not valid: {error}", value=str(path)) from None
     if not fleet.models:
         raise BadInput("the fleet file has no [[models]]", value=str(path))

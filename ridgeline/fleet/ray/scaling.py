@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.fleet.page.view import FleetView
 from ridgeline.fleet.ray.fleet_file import FleetModel
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals, ScalingPolicy
@@ -67,7 +68,7 @@ def read_gateway(url: str, api_key: str | None) -> FleetView | None:
     try:
         with urllib.request.urlopen(request, timeout=_READ_TIMEOUT_S) as response:
             return msgspec.json.decode(response.read(), type=FleetView)
-    except (urllib.error.URLError, OSError, msgspec.DecodeError):
+    except (urllib.error.URLError, OSError, *DECODE_ERRORS):
         return None
 
 

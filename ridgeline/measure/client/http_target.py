@@ -191,7 +191,7 @@ async def first_model(url: str, *, api_key: str | None = None, connect: Connect 
         if reply.status != OK:
             raise LookupError(f"HTTP {reply.status}")
         return str(msgspec.json.decode(reply.body, type=dict[str, Any])["data"][0]["id"])
-    except (HttpConnectionError, msgspec.MsgspecError, LookupError, TypeError) as error:
+    except (HttpConnectionError, LookupError, TypeError, *DECODE_ERRORS) as error:
         raise BadInput(
             "no OpenAI-compatible server answers /v1/models",
             value=base_url(url),

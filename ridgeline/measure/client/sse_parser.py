@@ -24,12 +24,16 @@ class SseParser:
     """Yields the events that are completed by each read of the socket."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []  # the reads since the last newline
         self._data: list[bytes] = []
         self._kind = ""
 
     def feed(self, received: bytes) -> Iterator[ServerEvent]:
-        *lines, self._rest = (self._rest + received).split(b"\n")
+        self._rest.append(received)
+        if b"\n" not in received:  # joined once: a line may come in thousands of reads
+            return
+        *lines, rest = b"".join(self._rest).split(b"\n")
+        self._rest = [rest]
         for line in lines:
             event = self._line(line.removesuffix(b"\r"))
             if event is not None:
@@ -37,7 +41,7 @@ class SseParser:
 
     def close(self) -> Iterator[ServerEvent]:
         """End of the stream: an event without its closing empty line still counts."""
-        yield from self.feed(b"\n\n" if self._rest else b"\n")
+        yield from self.feed(b"\n\n" if any(self._rest) else b"\n")
 
     def _line(self, line: bytes) -> ServerEvent | None:
         if not line:

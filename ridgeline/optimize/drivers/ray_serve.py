@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.optimize.drivers.apply_command import flag_values
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
 from ridgeline.optimize.drivers.shell import run
@@ -33,7 +33,7 @@ class RayApplication:
         self._path, self._file = config.absolute(), (folder / CANDIDATE_FILE).absolute()
         try:
             self._document = yaml.safe_load(config.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, yaml.YAMLError, *DECODE_ERRORS) as error:
             raise BadInput(
                 "cannot read the Serve configuration", value=str(config), fix=str(error)
             ) from None
@@ -149,7 +149,7 @@ def engine_arguments(values: Mapping[str, str | bool | list[str]]) -> dict[str, 
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except DECODE_ERRORS:
         return text
 
 

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.config.settings import Settings
-from ridgeline.errors import CannotRun
+from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.hardware.open_files import make_room_for_load
 from ridgeline.measure.client.accepted_prompts import (
     ANY_FORM,
@@ -277,7 +277,7 @@ def post_blocking(
         message = error.read().decode("utf-8", "replace")[:300]
         value = f"HTTP {error.code}"
         raise CannotRun(f"the server refused {path}", value=value, fix=message) from None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise CannotRun(f"the server did not answer {path}: {error}", value=url) from None
 
 
@@ -362,7 +362,7 @@ async def _post_once(
                 fix=reply.body.decode("utf-8", "replace")[:300],
             )
         return msgspec.json.decode(b"".join(parts), type=dict[str, Any])
-    except (HttpConnectionError, msgspec.MsgspecError) as error:
+    except (HttpConnectionError, *DECODE_ERRORS) as error:
         raise CannotRun(f"the server did not answer {path}: {error}", value=url) from None
     finally:
         wire.close()
@@ -401,7 +401,7 @@ def read_settings(url: str, reads: dict[str, str], api_key: str | None = None) -
             request = urllib.request.Request(address, headers=authorization(api_key))
             with urllib.request.urlopen(request, timeout=5) as reply:
                 value = msgspec.json.decode(reply.read(), type=dict[str, Any]).get(key)
-        except (urllib.error.URLError, OSError, msgspec.MsgspecError):
+        except (urllib.error.URLError, OSError, *DECODE_ERRORS):
             continue
         if value is not None:
             settings[name] = value

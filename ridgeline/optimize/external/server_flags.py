@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.config.settings import MAX_DRAFT_TOKENS, Settings, Speculative
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.optimize.server_settings import REMOVE, REPLACE, flags_of
 
 DEPTH = "{num_speculative_tokens}"
@@ -154,7 +154,7 @@ def _compact(word: str) -> str:
         return word
     try:
         return json.dumps(json.loads(word), sort_keys=True, separators=(",", ":"))
-    except ValueError:
+    except DECODE_ERRORS:
         return word
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.optimize.external.drafter_rungs import drafter_table
 from ridgeline.optimize.server_settings import REMOVE
 
@@ -106,5 +107,5 @@ def _compact(value: str) -> str:
         return value
     try:
         return json.dumps(json.loads(value), separators=(",", ":"))
-    except ValueError:
+    except DECODE_ERRORS:
         return value

@@ -20,7 +20,7 @@ import msgspec
 import yaml
 
 from ridgeline.config.settings import Settings, Speculative
-from ridgeline.errors import CannotRun
+from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.optimize.external.server_flags import ServerFlags, load_server_flags
 from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS
 from ridgeline.optimize.output.flag_translation import lookup_words, translate_flags
@@ -234,7 +234,7 @@ def _typed(text: str) -> Any:
     """A number or a bool as such; anything else, JSON too, as text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except DECODE_ERRORS:
         return text
     return value if isinstance(value, bool | int | float) else text
 

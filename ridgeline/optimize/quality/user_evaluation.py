@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 
-from ridgeline.errors import CannotRun
+from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.optimize.quality.thresholds import ThresholdCheck, check_min
 from ridgeline.stats import UNBOUNDED, Interval, difference_interval
 
@@ -26,7 +26,7 @@ def printed_score(output: str) -> float:
     lines = output.strip().splitlines()
     try:
         value = json.loads(lines[-1]) if lines else None
-    except ValueError:
+    except DECODE_ERRORS:
         return 1.0
     score = value.get("score") if isinstance(value, dict) else value
     return float(score) if isinstance(score, int | float) and not isinstance(score, bool) else 1.0

@@ -267,7 +267,7 @@ def is_server_calibration(path: Path) -> bool:
     """True if the file was written by `calibrate --url`; False if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_FileKind).kind == SERVER
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DECODE_ERRORS):
         return False
 
 
@@ -284,7 +284,7 @@ def load_calibration(path: Path) -> Calibration:
     try:
         data = path.read_bytes()
         file = msgspec.json.decode(data, type=_FileKind)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadInput("cannot read the calibration", value=str(path), fix=str(error)) from None
     if file.kind == SERVER:
         raise CannotRun(

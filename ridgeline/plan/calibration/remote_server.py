@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.plan.calibration.calibration import SERVER, Residual
 from ridgeline.plan.calibration.published_efficiency import interval
 
@@ -316,5 +316,5 @@ def load_server_times(path: Path) -> ServerTimes:
     """Read a file written by `ridgeline calibrate --url`. Raises BadInput if it is malformed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ServerTimes)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadInput("cannot read the calibration", value=str(path), fix=str(error)) from None

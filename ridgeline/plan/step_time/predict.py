@@ -34,7 +34,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.errors import BadInput, CannotRun, UserError
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun, UserError
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
@@ -526,6 +526,6 @@ def predict_lines(
             if "id" in fields:
                 result["id"] = fields.pop("id")
             result |= msgspec.to_builtins(answer(msgspec.convert(fields, OperatingPoint)))
-        except (msgspec.MsgspecError, UserError) as error:
+        except (UserError, *DECODE_ERRORS) as error:
             result["error"] = f"line {number}: {error}"
         yield result

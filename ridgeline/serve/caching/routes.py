@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.records import CachePolicy, Sampling
 from ridgeline.serve.auth.middleware import CALLER, caller_of
 from ridgeline.serve.bodies.fail_fast import RequestModel
@@ -129,7 +129,7 @@ def read_warm_prompts(path: Path) -> list[tuple[str, WarmRequest]]:
                 fields: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
                 key = str(fields.pop("key", ""))
                 prompts.append((key, WarmRequest.model_validate(fields)))
-            except (msgspec.DecodeError, msgspec.ValidationError, ValidationError) as error:
+            except (ValidationError, *DECODE_ERRORS) as error:
                 raise BadInput(
                     f"line {number} of --warm-prompts is no body of /v1/cache/warm",
                     value=str(error).splitlines()[0],

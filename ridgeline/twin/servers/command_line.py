@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.twin.config import NO_DRAFTER, TwinDrafter
 from ridgeline.twin.servers.config_file import read_config_file
 
@@ -103,7 +103,7 @@ class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
     def _speculative_document(self) -> dict[str, Any]:
         try:
             return msgspec.json.decode(self.speculation, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise BadInput(
                 "the speculative config is not JSON", value=self.speculation, fix=str(error)
             ) from None

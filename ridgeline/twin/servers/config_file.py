@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from ridgeline.errors import DECODE_ERRORS
+
 _FIELDS = {
     "max_batch_size": "max_num_seqs",
     "max_num_tokens": "max_num_batched_tokens",
@@ -40,7 +42,7 @@ def read_config_file(path: str) -> tuple[dict[str, Any], list[str]]:
         if Path(path).stat().st_size > _MAX_BYTES:
             return {}, [path]
         document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, yaml.YAMLError, *DECODE_ERRORS):
         return {}, [path]
     if not isinstance(document, dict):
         return {}, [path]

@@ -20,7 +20,7 @@ import msgspec
 from ridgeline.config.load import WatchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.drift import DriftCheck, drift, load_check
-from ridgeline.errors import BadInput, CannotRun, UserError
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun, UserError
 from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.monitors.traffic import TrafficReading, TrafficSample
@@ -170,7 +170,7 @@ def read_tuned(folder: Path) -> TunedFolder:
         saved = None
         if state.is_file():
             saved = msgspec.json.decode(state.read_bytes(), type=SavedSearch)
-    except (OSError, IndexError, msgspec.MsgspecError) as error:
+    except (OSError, IndexError, *DECODE_ERRORS) as error:
         raise BadInput(
             "the folder has no result of `ridgeline optimize --url`",
             value=str(folder),

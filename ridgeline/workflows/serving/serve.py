@@ -23,7 +23,7 @@ from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.keys import new_key as make_key
 from ridgeline.serve.config import batch_app_options
-from ridgeline.serve.server import AdminListener, check_exposed, listen, run, url_of
+from ridgeline.serve.server import AdminListener, check_exposed, listen, listen_at, run, url_of
 from ridgeline.serve.telemetry import open_telemetry
 from ridgeline.workflows.configuration_costs import ConfigurationCosts
 from ridgeline.workflows.models.fetch_models import fetch_models
@@ -216,9 +216,7 @@ def _listen_for_admin(
 ) -> socket.socket | None:
     if options.admin_port is None:
         return None
-    return resources.enter_context(
-        listen(replace(options, host="127.0.0.1", port=options.admin_port))
-    )
+    return resources.enter_context(listen_at("127.0.0.1", options.admin_port, "--admin-port"))
 
 
 def _batch_window(options: ServerOptions) -> DailyWindow | None:

@@ -206,5 +206,5 @@ def _reason(body: bytes, status: int) -> str:
     """What the server says is wrong."""
     try:
         return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError, *DECODE_ERRORS):
         return f"the server answered with status {status}"

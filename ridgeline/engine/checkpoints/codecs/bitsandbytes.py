@@ -21,6 +21,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.codecs.base import Read, contradiction
 from ridgeline.engine.checkpoints.safetensors import TensorEntry
 from ridgeline.engine.quant.grid import Grid
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 _STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
@@ -78,7 +79,7 @@ def _state(has: Callable[[str], bool], read: Read) -> dict[str, Any]:
         raise contradiction("bitsandbytes without a quant_state", None, _STATES[0])
     try:
         state: dict[str, Any] = json.loads(bytes(read(name).tolist()))
-    except ValueError:
+    except DECODE_ERRORS:
         raise contradiction("bitsandbytes quant_state", "no JSON", "JSON") from None
     return state
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.safetensors import SINGLE, open_tensors, read_header
 from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.errors import BadModel, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadModel, CannotRun
 from ridgeline.modelspec.model import ModelSpec
 
 CONFIG = "drafter.json"
@@ -61,7 +61,7 @@ def read_config(name: str, kind: str) -> DrafterConfig:
     file = drafter_path(name, kind) / CONFIG
     try:
         found = msgspec.json.decode(file.read_bytes(), type=DrafterConfig)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadModel(f"{CONFIG} cannot be read: {error}", value=name) from None
     if found.kind != kind:
         raise BadModel(
