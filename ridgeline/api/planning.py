@@ -12,11 +12,10 @@ from ridgeline.config.planning import (
     CapacityOptions,
     Cluster,
     CostOptions,
-    OperatorTimes,
     PackOptions,
     PlanOptions,
-    PredictOptions,
 )
+from ridgeline.config.predict import OperatorTimes, PredictOptions
 from ridgeline.config.tools import TABLES_URL, CatalogueOptions
 from ridgeline.records import KvEviction
 from ridgeline.records.price import Commitment
@@ -47,6 +46,12 @@ def plan(
     request_rate: float = 1.0,
     batch_rate: float = 0.0,
     mean_request_rate: float | None = None,
+    background_tokens: int | None = None,
+    response_cache_share: float = 0.0,
+    semantic_cache_share: float = 0.0,
+    question_len: int | None = None,
+    pinned_len: int = 0,
+    pinned_prefixes: int = 1,
     cached_share: float = 0.0,
     kv_tier_memory_share: float = 0.0,
     kv_tier_file_share: float = 0.0,
@@ -101,6 +106,15 @@ def plan(
         batch_rate: Batch requests per second, on average, that the fleet serves in the troughs.
         mean_request_rate: With --batch-rate: mean of the rate over a completion window, of which
             --request-rate is the peak (default: --request-rate).
+        background_tokens: Token budget of background (batch) requests in a step that also serves
+            interactive requests (default: what --slo leaves).
+        response_cache_share: Share of requests that the response cache answers without a step.
+        semantic_cache_share: Share of requests that get the stored answer to a similar question.
+        question_len: With --semantic-cache-share: tokens of a question, which are embedded for
+            every request without an exact answer (default: 64).
+        pinned_len: Tokens at the start of every prompt that are a pinned prefix, as by
+            cache_control.
+        pinned_prefixes: With --pinned-len: how many different prefixes there are.
         cached_share: Share of prompt tokens found in the prefix cache.
         kv_tier_memory_share: Share found in its memory tier.
         kv_tier_file_share: Share found in its files.

@@ -23,6 +23,7 @@ def simulate(
     num_prompts: int = 1000,
     replay_speed: float | None = None,
     batch_share: float = 0.0,
+    background_tokens: int | None = None,
     off_peak: str | None = None,
     completion_window: float | str | None = None,
     slo: str | None = None,
@@ -47,6 +48,14 @@ def simulate(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     enable_prefix_caching: bool = False,
+    pinned_len: int = 0,
+    pinned_prefixes: int = 1,
+    prefix_pin_share: float | None = None,
+    response_cache_share: float = 0.0,
+    response_cache_size: int | str | None = None,
+    response_cache_ttl: float | str | None = None,
+    semantic_cache_share: float = 0.0,
+    question_len: int | None = None,
     kv_tier_memory: int | str | None = None,
     kv_tier_size: int | str | None = None,
     kv_tier_memory_bandwidth: int | str | None = None,
@@ -86,6 +95,8 @@ def simulate(
         num_prompts: Requests to send; of recorded traffic, at most this many.
         replay_speed: Replay recorded arrival times, sped up by this factor.
         batch_share: Share of requests that run in the background.
+        background_tokens: Token budget of background (batch) requests in a step that also serves
+            interactive requests (default: what --slo leaves).
         off_peak: When background requests run: 22:00-06:00, optionally @18:30 for the start
             time.
         completion_window: Background requests come from a batch store, which gives each of them
@@ -122,7 +133,19 @@ def simulate(
             --calibration 64).
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
             512).
-        enable_prefix_caching: Share the prefixes of recorded prompts.
+        enable_prefix_caching: Share the prefixes of recorded and of pinned prompts.
+        pinned_len: Tokens at the start of every prompt that are a pinned prefix, as by
+            cache_control.
+        pinned_prefixes: With --pinned-len: how many different prefixes there are.
+        prefix_pin_share: Share of the KV cache that pinned prefixes may take; one API key gets half
+            of it (default: 0.5).
+        response_cache_share: Share of requests that the response cache answers without a step.
+        response_cache_size: Memory of each replica's response cache, which answers recorded prompts
+            that repeat (default: off).
+        response_cache_ttl: Time for which such an answer is kept (default: 1 h).
+        semantic_cache_share: Share of requests that get the stored answer to a similar question.
+        question_len: With --semantic-cache-share: tokens of a question, which are embedded for
+            every request without an exact answer (default: 64).
         kv_tier_memory: Host memory for evicted KV blocks (default: none).
         kv_tier_size: Maximum size of the files for evicted KV blocks (default: none).
         kv_tier_memory_bandwidth: Bytes per second between the KV cache and its memory tier

@@ -81,6 +81,12 @@ class TappingBuilder(DecoderBuilder):
             raise StopForward
 
 
+def native_builder(spec: ModelSpec, weights: WeightSource) -> DecoderBuilder:
+    """A builder of blocks in float32 on the CPU, by the native kernels."""
+    native = layer_backend_of("native")
+    return DecoderBuilder(spec, weights, torch.device("cpu"), torch.float32, native)
+
+
 class HiddenStateWalk:
     """Hidden states x_TC of every window, before the next layer."""
 
@@ -108,7 +114,13 @@ class HiddenStateWalk:
         """The attention (0) or feed-forward (1) of layer `index`, built by `builder`, as a function
         of one window's states.
         """
-        block: Block = builder.block(self.spec.layers[index], index, self._ropes)
+        return self._half_of(self.block(builder, index), index, half)
+
+    def block(self, builder: DecoderBuilder, index: int) -> Block:
+        """Layer `index`, for `advance`."""
+        return builder.block(self.spec.layers[index], index, self._ropes)
+
+    def _half_of(self, block: Block, index: int, half: int) -> Callable[[Tensor], Tensor]:
         if half:
             return block.feed_forward
         return lambda x_TC: block.attend(x_TC, self._turns, self._attend, index)
@@ -117,9 +129,11 @@ class HiddenStateWalk:
         """Advance through half of layer `index`. Raises BadModel if the states contain NaN or
         infinity.
         """
-        native = layer_backend_of("native")
-        builder = DecoderBuilder(self.spec, weights, torch.device("cpu"), torch.float32, native)
-        through = self.half(builder, index, half)
+        self.advance(self.block(native_builder(self.spec, weights), index), index, half)
+
+    def advance(self, block: Block, index: int, half: int) -> None:
+        """Advance through half of layer `index`, which is built already. Raises as `go`."""
+        through = self._half_of(block, index, half)
         for at, x_TC in enumerate(self.states):
             self.states[at] = through(x_TC)
         self.check(index)

@@ -35,9 +35,9 @@ from ridgeline.config.planning import (
     CostOptions,
     PackOptions,
     PlanOptions,
-    PredictOptions,
     SimulateOptions,
 )
+from ridgeline.config.predict import PredictOptions
 from ridgeline.config.server import (
     CanaryOptions,
     FallbackOptions,

@@ -1,4 +1,4 @@
-"""Options of the commands that plan: predict, plan, simulate, cost, pack, calibrate."""
+"""Options of the commands that plan: plan, simulate, cost, pack, calibrate."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ridgeline.config import shared
 from ridgeline.config.option import About, Section
 from ridgeline.config.settings import Batching
 from ridgeline.config.units import (
+    BYTES,
     COUNT,
     DOLLARS,
     DURATION,
     MAX_REPLICAS,
     MAX_REQUESTS,
     MAX_SECONDS,
-    NON_NEGATIVE_COUNT,
     NON_NEGATIVE_SECONDS,
     NUMBER,
     POSITIVE_DOLLARS,
@@ -29,108 +29,13 @@ from ridgeline.records.price import Commitment
 
 PLANNING_SLO = "ttft:1000 tpot:50"
 Router = Literal["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session", "ttft"]
-OperatorTimes = Literal["analytic", "measured"]
+PIN_SHARE = About(
+    "Share of the KV cache that pinned prefixes may take; one API key gets half of it.",
+    unit=SHARE,
+    unset="0.5",
+    since="0.3",
+)
 Cluster = Literal["gpu-operator", "gke", "eks", "eks-auto", "karpenter", "aks"]
-
-
-class PredictOptions(Section, frozen=True, kw_only=True):
-    """One operating point, or a file of them."""
-
-    title: ClassVar[str] = "Operating point"
-    table: ClassVar[str] = "predict"
-    prefix: ClassVar[str] = "predict_"
-
-    model: Annotated[str | None, shared.SHAPE.but(required=False)] = None
-    accelerator: Annotated[str | None, shared.ACCELERATOR.but(unset="the calibrated one")] = None
-    input_len: Annotated[int, shared.INPUT_LEN] = 1024
-    output_len: Annotated[int, shared.OUTPUT_LEN] = 256
-    max_concurrency: Annotated[
-        int, About("Requests in flight, in a closed loop.", unit=COUNT, old_names=("batch",))
-    ] = 1
-    cached_tokens: Annotated[
-        int,
-        About(
-            "Prompt tokens found in the prefix cache.",
-            unit=TOKENS,
-            range=NON_NEGATIVE_COUNT,
-            old_names=("cached",),
-            since="0.2",
-        ),
-    ] = 0
-    kv_tier_memory_tokens: Annotated[
-        int,
-        About(
-            "Further tokens found in its memory tier.",
-            unit=TOKENS,
-            range=NON_NEGATIVE_COUNT,
-            since="0.3",
-        ),
-    ] = 0
-    kv_tier_file_tokens: Annotated[
-        int,
-        About(
-            "Further tokens found in its files.", unit=TOKENS, range=NON_NEGATIVE_COUNT, since="0.3"
-        ),
-    ] = 0
-    kv_tier_memory_bandwidth: Annotated[int | None, shared.TIER_MEMORY_BANDWIDTH] = None
-    kv_tier_file_bandwidth: Annotated[int | None, shared.TIER_FILE_BANDWIDTH] = None
-    quantization: Annotated[str | None, shared.QUANTIZATION] = None
-    kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
-    kv_eviction_config: Annotated[KvEviction | None, shared.KV_EVICTION] = None
-    max_loras: Annotated[int | None, shared.MAX_LORAS] = None
-    max_lora_rank: Annotated[int, shared.MAX_LORA_RANK] = 16
-    tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
-    pipeline_parallel_size: Annotated[int, shared.PIPELINE_PARALLEL] = 1
-    expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
-    context_parallel_size: Annotated[int, shared.CONTEXT_PARALLEL] = 1
-    sequence_parallel: Annotated[bool, shared.SEQUENCE_PARALLEL] = False
-    moe_tensor_parallel_size: Annotated[int | None, shared.MOE_TENSOR_PARALLEL] = None
-    attention_dp_size: Annotated[int, shared.ATTENTION_DP] = 1
-    backend: Annotated[str | None, shared.BACKEND] = None
-    interconnect: Annotated[str | None, shared.INTERCONNECT] = None
-    network: Annotated[str | None, shared.NETWORK] = None
-    max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
-    num_speculative_tokens: Annotated[int, shared.DRAFT_TOKENS] = 0
-    acceptance: Annotated[float | None, shared.ACCEPTANCE] = None
-    draft_model: Annotated[
-        str | None,
-        About(
-            "Speculative decoding: draft model on the same devices.",
-            metavar="MODEL",
-            unset="n-gram lookup, at no cost",
-        ),
-    ] = None
-    input: Annotated[
-        str | None,
-        About(
-            "JSONL file of operating points; - reads stdin.",
-            panel="Input and output",
-            metavar="FILE",
-            ambient=False,
-        ),
-    ] = None
-    output: Annotated[
-        Path | None,
-        About("With --input: where to write JSONL.", path="file", ambient=False, unset="stdout"),
-    ] = None
-    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
-    calibration: Annotated[Path | None, shared.CALIBRATION] = None
-    operators: Annotated[
-        OperatorTimes,
-        About(
-            "Times of products, experts, attention and all-reduces: analytic, or measured on this "
-            "device under --backend (needs ridgeline[silicon]).",
-            since="0.3",
-        ),
-    ] = "analytic"
-    explain: Annotated[
-        bool,
-        About("Show the terms of the prediction: where the time goes.", ambient=False, since="0.3"),
-    ] = False
-    list_models: Annotated[
-        bool, About("List the known models and accelerators, and exit.", ambient=False)
-    ] = False
-    json: Annotated[bool, shared.JSON] = False
 
 
 class PlanOptions(Section, frozen=True, kw_only=True):
@@ -167,6 +72,14 @@ class PlanOptions(Section, frozen=True, kw_only=True):
     request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
     batch_rate: Annotated[float, shared.BATCH_RATE] = 0.0
     mean_request_rate: Annotated[float | None, shared.MEAN_REQUEST_RATE] = None
+    background_tokens: Annotated[
+        int | None, shared.BACKGROUND_TOKENS.but(range=Range(1, MAX_REQUESTS))
+    ] = None
+    response_cache_share: Annotated[float, shared.RESPONSE_CACHE_SHARE] = 0.0
+    semantic_cache_share: Annotated[float, shared.SEMANTIC_CACHE_SHARE] = 0.0
+    question_len: Annotated[int | None, shared.QUESTION_LEN.but(unset="64")] = None
+    pinned_len: Annotated[int, shared.PINNED_LEN] = 0
+    pinned_prefixes: Annotated[int, shared.PINNED_PREFIXES] = 1
     cached_share: Annotated[
         float,
         About(
@@ -282,6 +195,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     ] = 1000
     replay_speed: Annotated[float | None, shared.REPLAY_SPEED] = None
     batch_share: Annotated[float, shared.BATCH_SHARE] = 0.0
+    background_tokens: Annotated[int | None, shared.BACKGROUND_TOKENS] = None
     off_peak: Annotated[str | None, shared.OFF_PEAK] = None
     completion_window: Annotated[float | None, shared.COMPLETION_WINDOW] = None
     slo: Annotated[str | None, shared.SLO_TEXT] = None
@@ -322,7 +236,34 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     max_lora_rank: Annotated[int, shared.MAX_LORA_RANK] = 16
     max_num_seqs: Annotated[int | None, shared.SLOTS] = None
     max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
-    enable_prefix_caching: Annotated[bool, About("Share the prefixes of recorded prompts.")] = False
+    enable_prefix_caching: Annotated[
+        bool, About("Share the prefixes of recorded and of pinned prompts.")
+    ] = False
+    pinned_len: Annotated[int, shared.PINNED_LEN] = 0
+    pinned_prefixes: Annotated[int, shared.PINNED_PREFIXES] = 1
+    prefix_pin_share: Annotated[float | None, PIN_SHARE] = None
+    response_cache_share: Annotated[float, shared.RESPONSE_CACHE_SHARE] = 0.0
+    response_cache_size: Annotated[
+        int | None,
+        About(
+            "Memory of each replica's response cache, which answers recorded prompts that repeat.",
+            unit=BYTES,
+            unset="off",
+            since="0.3",
+        ),
+    ] = None
+    response_cache_ttl: Annotated[
+        float | None,
+        About(
+            "Time for which such an answer is kept.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+            unset="1 h",
+            since="0.3",
+        ),
+    ] = None
+    semantic_cache_share: Annotated[float, shared.SEMANTIC_CACHE_SHARE] = 0.0
+    question_len: Annotated[int | None, shared.QUESTION_LEN.but(unset="64")] = None
     kv_tier_memory: Annotated[int | None, shared.TIER_MEMORY] = None
     kv_tier_size: Annotated[int | None, shared.TIER_FILES] = None
     kv_tier_memory_bandwidth: Annotated[int | None, shared.TIER_MEMORY_BANDWIDTH] = None

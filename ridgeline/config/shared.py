@@ -247,6 +247,33 @@ MOE_TENSOR_PARALLEL = About(
 FURTHER_MODELS = About(
     "TOML file of [[model]] rows of further models on the same devices.", path="input", since="0.3"
 )
+RESPONSE_CACHE_SHARE = About(
+    "Share of requests that the response cache answers without a step.", unit=SHARE, since="0.3"
+)
+SEMANTIC_CACHE_SHARE = About(
+    "Share of requests that get the stored answer to a similar question.", unit=SHARE, since="0.3"
+)
+QUESTION_LEN = About(
+    "With --semantic-cache-share: tokens of a question, which are embedded for every request "
+    "without an exact answer.",
+    unit=TOKENS,
+    range=Range(1, 512),
+    since="0.3",
+)
+PINNED_LEN = About(
+    "Tokens at the start of every prompt that are a pinned prefix, as by cache_control.",
+    unit=TOKENS,
+    range=NON_NEGATIVE_COUNT,
+    since="0.3",
+)
+PINNED_PREFIXES = About("With --pinned-len: how many different prefixes there are.", unit=COUNT)
+BACKGROUND_TOKENS = About(
+    "Token budget of background (batch) requests in a step that also serves interactive requests.",
+    unit=TOKENS,
+    range=NON_NEGATIVE_COUNT,
+    unset="what --slo leaves",
+    since="0.3",
+)
 BATCH_SHARE = About("Share of requests that run in the background.", unit=SHARE)
 OFF_PEAK = About(
     "When background requests run: 22:00-06:00, optionally @18:30 for the start time.",

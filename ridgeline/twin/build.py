@@ -243,6 +243,10 @@ def resolved_settings(config: TwinConfig, model: TwinModel, spec: ModelSpec) -> 
         model=config.model,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        prefix_cache_ttl_s=config.prefix_cache_ttl_s,
+        prefix_pin_share=config.prefix_pin_share,
+        background_tokens=config.background_tokens,
+        kv_eviction_config=config.kv_eviction,
         batching=config.batching,  # type: ignore[arg-type]  # checked by make_policy
         batch_wait_ms=config.batch_wait_ms,
         max_num_queued_reqs=config.max_num_queued_reqs,

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.records import KvEviction
 
 MAX_REPLICAS = 64  # each has a thread of its own
 STAND_IN = "demo"
@@ -48,9 +49,10 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory that is used. `kv_tokens` None: what the memory budget leaves. `acceptance`: the
     probability that each of `num_speculative_tokens` drafts of the `drafter` is accepted. What the
     prefix cache evicts goes to host memory of `offload_bytes`, or of `offload_ratio` times the
-    cache's own. `speed`: modelled seconds
-    per real second. `noise_nats`: standard deviation of the noise on the log-probabilities of the
-    synthetic answers, which stands for the loss of a format (None: by format).
+    cache's own. `background_tokens`: of batch requests in a step with interactive ones. `speed`:
+    modelled seconds per real second. `noise_nats`: standard deviation of the noise on the
+    log-probabilities of the synthetic answers, which stands for the loss of a format (None: by
+    format).
     """
 
     model: str
@@ -71,6 +73,10 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     batching: str = "continuous"
     batch_wait_ms: float | None = None
     enable_prefix_caching: bool = True
+    prefix_cache_ttl_s: float | None = None
+    prefix_pin_share: float = 0.5
+    background_tokens: int | None = None
+    kv_eviction: KvEviction | None = None
     enable_chunked_prefill: bool = True
     max_num_queued_reqs: int | None = 1024
     max_num_queued_tokens: int | None = 1 << 20

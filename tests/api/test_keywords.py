@@ -34,9 +34,9 @@ from ridgeline.config.planning import (
     CostOptions,
     PackOptions,
     PlanOptions,
-    PredictOptions,
     SimulateOptions,
 )
+from ridgeline.config.predict import PredictOptions
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.tools import (
     BatchFileOptions,

@@ -9,19 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from ridgeline.compress.layer_walk import HiddenStateWalk
 from ridgeline.compress.methods.mixed_precision import (
     MixedPrecision,
     PrecisionVariant,
+    _RoundedSource,
     bits_per_weight,
     measure_sensitivity,
     num_weights,
     spend_budget,
 )
+from ridgeline.compress.progress import QuantizeProgress
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.model.layers import make_norm
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.hardware.measure import MeasuredRate
@@ -71,6 +76,46 @@ def test_measured_by_itself() -> None:
     for variant in found:
         if variant.bits == 3:
             assert found[variant] > found[variant._replace(bits=8)]
+
+
+def test_equals_walks_of_their_own() -> None:
+    """Every variant by itself: both halves of each layer built again, as if nothing was shared."""
+    spec = with_dtype(load_spec("demo"), "float32")
+    windows = [[(7 * i + seed) % 4000 for i in range(150)] for seed in range(2)]
+    recipe = QuantizeRecipe(group_size=64)
+    progress: list[QuantizeProgress] = []
+    with torch.inference_mode(), CheckpointWeights(model_path("demo"), spec) as source:
+        found = measure_sensitivity(spec, source, recipe, windows, (4,), progress.append)
+        for variant in list(found)[::7]:
+            expected = divergence_alone(spec, source, recipe, windows, variant)
+            assert found[variant] == pytest.approx(expected, rel=1e-6)
+    layers = [p for p in progress if p.unit == "sensitivity of layer"]
+    assert len(layers) == len(spec.layers) and layers[-1].left_s == 0.0
+    assert [p.layer for p in progress[len(layers) :]] == [0, 1]  # windows
+
+
+def divergence_alone(
+    spec: ModelSpec,
+    source: CheckpointWeights,
+    recipe: QuantizeRecipe,
+    windows: list[list[int]],
+    variant: PrecisionVariant,
+) -> float:
+    """Mean KL at every third position, of 150 at most 64."""
+    walks = []
+    for weights in (source, _RoundedSource(source, variant, recipe)):
+        walk = HiddenStateWalk(spec, source, windows)
+        for index in range(len(spec.layers)):
+            walk.go(weights, index, 0)
+            walk.go(weights, index, 1)
+        walks.append(walk.states)
+    norm = make_norm(spec, source.get(Part("norm", (spec.hidden_size,))), torch.float32)
+    head_VC = source.get(Part("embed", (spec.vocab_size, spec.hidden_size))).float()
+    found = []
+    for before_TC, after_TC in zip(*walks, strict=True):
+        rows = [torch.log_softmax(norm(x[::3]) @ head_VC.T, -1) for x in (before_TC, after_TC)]
+        found.append(float((rows[0].exp() * (rows[0] - rows[1])).sum(-1).mean()))
+    return sum(found) / len(found)
 
 
 @pytest.mark.parametrize("format", ["ridgeline", "compressed-tensors"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,8 @@ from ridgeline.engine.scheduler import (
     SchedulerLimits,
     make_policy,
 )
+from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers
+from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache
 from ridgeline.errors import BadInput, DoesNotFit, DownloadFailed
 from ridgeline.measure.client.http_target import HttpTarget
 from ridgeline.measure.client.load_client import LoadOptions, run_load
@@ -26,8 +29,8 @@ from ridgeline.measure.workload.arrivals import Arrivals, Closed, Renewal
 from ridgeline.plan.simulate.single import Arrival, simulate
 from ridgeline.plan.step_time.predict import OperatingPoint, predict
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
-from ridgeline.records import RequestTrace, RunTrace
-from ridgeline.twin.build import plan_twin, twin_spec
+from ridgeline.records import KvEviction, RequestTrace, RunTrace
+from ridgeline.twin.build import open_engine, plan_twin, twin_spec
 from ridgeline.twin.config import TwinConfig, parse_devices
 from ridgeline.workflows.load.twin_servers import read_twin
 from ridgeline.workflows.serving.local_server import LocalServer
@@ -232,3 +235,49 @@ def test_repository_of_a_tuned_model_is_known_by_its_shape() -> None:
         assert twin_spec(name).layers == base.layers
     with pytest.raises(DownloadFailed, match="HF_HUB_OFFLINE"):  # its config.json is needed
         twin_spec("someone/unheard-of-model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tensor_parallel_size": 2}, "NAME:COUNT"),
+        ({"enable_lora": True}, "simulate --max-loras"),
+        ({"slo_throttle": True}, "simulate --slo-throttle"),
+        ({"kv_cache_memory_bytes": 1 << 30}, "device's memory"),
+        ({"kv_eviction_config": KvEviction(method="snapkv", budget=512)}, "method streaming"),
+    ],
+)
+def test_twin_refuses_settings_that_it_does_not_model(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        twin_config(Settings(model=MODEL, device="h100-sxm:4", **changes), TwinOptions(twin=True))
+
+
+def test_twin_schedules_by_the_settings() -> None:
+    settings = Settings(
+        model="llama-3.1-8b",
+        device="h100-sxm",
+        prefix_cache_ttl_s=60.0,
+        prefix_pin_share=0.25,
+        background_tokens=7,
+        kv_tier_memory=1 << 30,
+        kv_eviction_config=KvEviction(method="streaming", budget=512),
+    )
+    config = twin_config(settings, TwinOptions(twin=True, speed=2.0))
+    engine, _ = open_engine(config, plan_twin(config))
+    try:
+        scheduler = engine._loop.scheduler
+        cache = scheduler.cache
+        assert isinstance(cache, PrefixCache) and isinstance(cache.tiers, CacheTiers)
+        assert cache.pins.max_blocks == scheduler.pool.num_blocks // 4
+        assert cache._ttl_s == 30.0
+        assert scheduler.limits.background_tokens == 7
+        assert scheduler.limits.kv_eviction == settings.kv_eviction_config
+    finally:
+        engine.close()
+
+
+def test_twin_compares_no_questions() -> None:
+    settings, twin = Settings(model="demo", device="l4"), TwinOptions(twin=True)
+    options = ServerOptions(port=0, response_cache_size=1 << 20, semantic_cache_pairs="pairs.jsonl")
+    with pytest.raises(BadInput, match="simulate --semantic-cache-share"):
+        LocalServer(settings, options, twin=twin).__enter__()

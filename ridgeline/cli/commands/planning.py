@@ -17,8 +17,8 @@ from ridgeline.config.planning import (
     CostOptions,
     PackOptions,
     PlanOptions,
-    PredictOptions,
 )
+from ridgeline.config.predict import PredictOptions
 from ridgeline.config.tools import CatalogueOptions
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line

@@ -15,6 +15,47 @@ from ridgeline.records.traffic import TrafficProfile
 MAX_RATE = 1e9  # requests per second
 
 
+class StoredAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the requests that a response cache answers: exactly, or by a similar question.
+
+    `question`: tokens that are embedded for each request without an exact answer.
+    """
+
+    exact: float = 0.0
+    similar: float = 0.0
+    question: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.exact, self.similar) < 0 or self.exact + self.similar >= 1:
+            raise BadInput(
+                "the shares that a response cache answers leave nothing to plan for",
+                value=f"{self.exact + self.similar:g}",
+                limit="below 1 together",
+            )
+
+    @property
+    def computed_share(self) -> float:
+        return 1 - self.exact - self.similar
+
+    @property
+    def embedded_tokens(self) -> int:
+        """Of questions, for each request that is computed."""
+        return math.ceil(self.question * (1 - self.exact) / self.computed_share)
+
+
+class PinnedPrefixes(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefixes of that many tokens, one of which every prompt begins with, that stay in the cache.
+
+    At most half of the cache is pinned, as the engine's default says.
+    """
+
+    tokens: int = 0
+    count: int = 1
+
+
+NO_ANSWERS, NO_PINS = StoredAnswers(), PinnedPrefixes()
+
+
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """`rate` requests per second with mean lengths `isl` and `osl`, in tokens.
 
@@ -23,6 +64,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     `input_cv2`: squared coefficient of variation of the prompt lengths, which lengthens queues.
     `batch_rate`: batch requests of the same lengths per second, on average, which use what is left
     while there is less than `rate`; `mean_rate`: the mean rate over their completion window.
+    `background_tokens`: of batch requests in a step, at most. `answers`: what a response cache
+    answers of the `rate`, without a step; lengths are those of the others. `pinned`: prefixes that
+    all requests find, and that take their part of the cache.
     """
 
     rate: float
@@ -35,12 +79,37 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     tiers: TierHits | None = None
     batch_rate: float = 0.0
     mean_rate: float | None = None
+    background_tokens: int | None = None
+    answers: StoredAnswers = NO_ANSWERS
+    pinned: PinnedPrefixes = NO_PINS
 
-    def replicas_at(self, rate: float) -> int:
+    @property
+    def computed_rate(self) -> float:
+        """Requests per second that no cache answers."""
+        return self.rate * self.answers.computed_share
+
+    @property
+    def computed_isl(self) -> int:
+        """Prompt tokens of a computed request, with those of the questions that are embedded."""
+        return self.isl + self.answers.embedded_tokens
+
+    @property
+    def found(self) -> int:
+        """Prompt tokens in the prefix cache, pinned ones included."""
+        return min(self.isl - 1, max(self.cached, self.pinned.tokens))
+
+    def replicas_at(self, rate: float, step_s: float) -> int:
         """Replicas of that rate: enough for the peak, and for the mean with the batch requests. A
-        step takes batch requests as far as it stays within the SLO, so both count the same."""
+        step of `step_s` seconds takes batch requests as far as it stays within the SLO, so both
+        count the same, but no more of their tokens than `background_tokens`."""
         mean_rate = self.rate if self.mean_rate is None else self.mean_rate
-        return math.ceil(max(self.rate, mean_rate + self.batch_rate) / rate)
+        mean_rate *= self.answers.computed_share
+        needed = max(self.computed_rate, mean_rate + self.batch_rate) / rate
+        if self.background_tokens is not None and self.batch_rate:
+            per_request = self.isl - self.found + self.osl
+            lane_rate = self.background_tokens / step_s / per_request
+            needed = max(needed, self.batch_rate / lane_rate)
+        return math.ceil(needed)
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= MAX_RATE:

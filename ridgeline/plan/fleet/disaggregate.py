@@ -119,7 +119,7 @@ def _splits(
                 machine,
                 batch,
                 tpot_s,
-                math.ceil(demand.rate * (demand.osl * tpot_s + transfer_s) / batch),
+                math.ceil(demand.computed_rate * (demand.osl * tpot_s + transfer_s) / batch),
             )
             for machine, batch, tpot_s in within
         ]
@@ -144,7 +144,7 @@ def _split(
     TPOT is that of a decode replica with one standard deviation more in flight.
     """
     transfer_s = transfer_seconds(prefill, demand)
-    prompt_s = prefill.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1).seconds
+    prompt_s = prefill.uniform(1, demand.isl - demand.found, demand.found, sampled=1).seconds
     # osl, not osl - 1: the step in progress on arrival
     held_s = demand.osl * pool.tpot_s + transfer_s
     left_s = min(
@@ -154,8 +154,8 @@ def _split(
     rate = _prefill_rate(prefill, prompt_s, demand, slo, left_s)
     if rate <= 0:
         return None
-    num_prefill = math.ceil(demand.rate / rate)
-    wait_s = _wait(prefill, demand.rate / num_prefill, prompt_s, demand, slo)
+    num_prefill = math.ceil(demand.computed_rate / rate)
+    wait_s = _wait(prefill, demand.computed_rate / num_prefill, prompt_s, demand, slo)
     return DisaggregatedPools(
         num_prefill=num_prefill,
         num_decode=pool.num_replicas,

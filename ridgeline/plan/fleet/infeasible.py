@@ -59,7 +59,7 @@ def tpot_floor(machine: Replica, demand: Demand) -> LatencyFloor:
 
 def ttft_floor(machine: Replica, demand: Demand) -> LatencyFloor:
     """The floor of TTFT: one mean prompt in one step."""
-    cost = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1)
+    cost = machine.uniform(1, demand.isl - demand.found, demand.found, sampled=1)
     return _floor(machine, cost, f"a prompt of {demand.isl} tokens")
 
 

@@ -45,6 +45,7 @@ BATCH_STEP = 1.5
 RATE_MARGIN = 0.95
 """Planned share of the rate at which the quantiles meet the SLO: where a queue is about to form,
 they are up to 5 % of the rate off (tests/plan/test_plan_against_simulation.py)."""
+MAX_PINNED = 0.5  # of the cache, by pinned prefixes
 ABANDON_RATIO = 3.0  # latencies this many times over the SLO end the search for larger batches
 MAX_BATCH = 1024
 MAX_EXPERT_DEVICES = 32
@@ -290,8 +291,9 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """A candidate for each batch and token budget that fits this replica."""
     price = _price(machine.device, space)
-    per_request = machine.cost.kv_tokens(demand.isl + demand.osl)
-    longest = machine.cost.kv_tokens(demand.longest)
+    shared = machine.cost.kv_tokens(demand.pinned.tokens) if demand.pinned.tokens else 0
+    per_request = machine.cost.kv_tokens(demand.isl + demand.osl) - shared
+    longest = machine.cost.kv_tokens(demand.longest) - shared
     for tokens in space.token_budgets:
         for batch in batch_sizes():
             point = _point(demand, batch, tokens)
@@ -300,6 +302,10 @@ def _candidates(
                 break
             limits = MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=spread.max_num_seqs)
             kv_tokens = memory_budget(machine, limits).kv_tokens
+            pinned = math.ceil(demand.pinned.count * shared)
+            if pinned > MAX_PINNED * kv_tokens:
+                break
+            kv_tokens -= pinned
             if kv_tokens < max(longest, spread.max_num_seqs * per_request):
                 break
             candidate = _candidate(machine, demand, slo, (point, spread, kv_tokens), price)
@@ -324,7 +330,7 @@ def _candidate(
     at, decode_s = spread.at, decode_step_s(machine, point)
     ttft_s, tpot_s = _latency_quantiles(machine, demand, slo, point, spread)
     rate = RATE_MARGIN * at.rate
-    num_replicas = demand.replicas_at(rate)
+    num_replicas = demand.replicas_at(rate, decode_s)
     num_devices = num_replicas * machine.layout.num_devices
     eff = machine.efficiency
     ttft, tpot = interval(ttft_s, eff.ttft_error), interval(tpot_s, machine.tpot_error)
@@ -382,7 +388,7 @@ def _at_demand(
         kv_dtype=fleet.kv_dtype,
     )
     machine = adapters.on(machine)
-    rate, low, high = demand.rate / fleet.num_replicas, 1, fleet.batch
+    rate, low, high = demand.computed_rate / fleet.num_replicas, 1, fleet.batch
     while low < high:
         middle = (low + high) // 2
         point = _point(demand, middle, fleet.max_num_batched_tokens)
@@ -448,8 +454,9 @@ def _latency_quantiles(
     machine: Replica, demand: Demand, slo: Slo, point: OperatingPoint, spread: Concurrency
 ) -> tuple[float, float]:
     """TTFT (of the 95th percentile prompt) and TPOT at the SLO's attainment."""
-    found = demand.cached + (0 if demand.tiers is None else demand.tiers.tokens)
-    longest = msgspec.structs.replace(point, isl=max(demand.isl_p95, found + 1))
+    found = demand.found + (0 if demand.tiers is None else demand.tiers.tokens)
+    isl_p95 = demand.isl_p95 + demand.answers.question
+    longest = msgspec.structs.replace(point, isl=max(isl_p95, found + 1))
     prompt_s = mixed_steps(machine, longest).prompt_s + request_overhead_s(machine)
     prompt_s += loads_of(machine, longest).wait_s + machine.efficiency.first_s
     decode_s, at = decode_step_s(machine, point), spread.at
@@ -475,10 +482,10 @@ def _point(demand: Demand, batch: int, tokens: int) -> OperatingPoint:
     return OperatingPoint(
         model="",
         device="",
-        isl=demand.isl,
+        isl=demand.computed_isl,
         osl=demand.osl,
         batch=batch,
-        cached=demand.cached,
+        cached=demand.found,
         tiers=demand.tiers,
         max_num_batched_tokens=tokens,
     )

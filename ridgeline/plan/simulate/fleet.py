@@ -8,6 +8,8 @@ All events are in one heap, ties broken by order of insertion, so a seed determi
 Nothing is examined between two events: a replica whose sequences only decode costs nothing until
 one of them finishes or a request arrives.
 
+A replica that has an answer stored gives it without a step (`answer_cache`).
+
 Batch requests with a deadline are not routed: replicas take them when they have room for more
 (`batch_queue`).
 
@@ -28,6 +30,7 @@ from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers, TierTotals
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput, EngineFull
+from ridgeline.plan.simulate.answer_cache import HIT_S, hit_s
 from ridgeline.plan.simulate.batch_queue import BatchQueue
 from ridgeline.plan.simulate.kv_tiers import add_totals
 from ridgeline.plan.simulate.records import (
@@ -41,7 +44,16 @@ from ridgeline.plan.simulate.records import (
 )
 from ridgeline.plan.simulate.replica import FILLER, SimulatedReplica
 from ridgeline.plan.simulate.shared_replica import SharedReplica
-from ridgeline.records import Event, Finished, Preempted, Request, Sampling, Started, Token
+from ridgeline.records import (
+    CachePolicy,
+    Event,
+    Finished,
+    Preempted,
+    Request,
+    Sampling,
+    Started,
+    Token,
+)
 from ridgeline.routing import make_router
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals, ScalingPolicy
 from ridgeline.routing.base import FleetLoad, Router
@@ -196,12 +208,29 @@ class _FleetSimulation:
             return
         router = self._router(request.model, pool)
         replica = self.replicas[router.choose(request, active, self.load)]
+        if pool == 0 and self._answer_again(index, replica):
+            return
         name = str(index)
         if replica.limiter is not None and not self._admit(replica, replica.limiter, name, index):
             return
         self._send(index, replica)
         replica.sent_s[name] = self.now_s
         self.load.note_sent(replica.id, request.num_prompt)
+
+    def _answer_again(self, index: int, replica: FleetReplica) -> bool:
+        """Whether the replica has the answer stored, which it then gives without a step."""
+        outcome, answers = self.outcomes[index], replica.answers
+        request = outcome.request
+        is_stored = request.answered and not request.question
+        if answers is not None and request.answer is not None:
+            is_stored = answers.find(request.answer, self.now_s)
+        if not is_stored:
+            return False
+        outcome.answered, outcome.replica = True, replica.id
+        outcome.started_s, outcome.first_s = self.now_s, self.now_s + HIT_S
+        end_s = self.now_s + hit_s(request.num_output)
+        self._schedule(end_s, partial(self._finish, index, end_s))
+        return True
 
     def _send(self, index: int, replica: FleetReplica) -> None:
         """Begin a request on a replica."""
@@ -241,12 +270,15 @@ class _FleetSimulation:
 
     def _make_request(self, name: str, outcome: RequestOutcome, pool: int) -> Request:
         request, resumed = outcome.request, outcome.num_resumed
-        prompt = (
-            _prompt(name, request) if self.reads_prompts else _filler_prompt(request.num_prompt)
-        )
+        if request.answered:  # by a similar question's answer: only the question is embedded
+            prompt = _filler_prompt(request.question)
+        elif self.reads_prompts:
+            prompt = _prompt(name, request)
+        else:
+            prompt = _filler_prompt(request.num_prompt)
         if resumed:  # known tokens, to be computed again like those of the prompt
             prompt = (*prompt, *(FILLER,) * resumed)
-        num_output = request.num_output - resumed
+        num_output = 1 if request.answered else request.num_output - resumed
         if self.config.decode:
             prompt, num_output = (prompt, 1) if pool == 0 else ((*prompt, FILLER), num_output - 1)
         sampling = self.samplings.get(num_output)
@@ -260,6 +292,7 @@ class _FleetSimulation:
             arrival_s=request.at_s,
             background=request.background,
             slo=None if request.background else self.config.slo,
+            cache=CachePolicy(pin_tokens=request.pinned) if request.pinned else None,
         )
 
     def _handle_event(self, replica: FleetReplica, event: Event) -> None:
@@ -310,7 +343,16 @@ class _FleetSimulation:
             delay_s = 0.0 if transfer_s is None else transfer_s(num_known)
             self._schedule(at_s + delay_s, lambda: self._route(index, 1))
             return
-        outcome.finished_s = at_s + replica.config.overhead_s
+        end_s = at_s + replica.config.overhead_s
+        if outcome.request.answered:
+            outcome.answered = True
+            end_s += hit_s(outcome.request.num_output)
+        if replica.answers is not None and outcome.request.answer is not None:
+            replica.answers.store(outcome.request.answer, outcome.request.num_output, at_s)
+        self._finish(index, end_s)
+
+    def _finish(self, index: int, end_s: float) -> None:
+        self.outcomes[index].finished_s = end_s
         self.num_open -= 1
 
     def _close(self, num_arrived: int) -> None:
@@ -328,6 +370,7 @@ class _FleetSimulation:
             simulated.check = self.config.check
         replica = FleetReplica(len(self.replicas), config, simulated, pool, self.now_s)
         replica.limiter = self._new_limiter()
+        replica.answers = None if self.config.answers is None else self.config.answers()
         self.replicas.append(replica)
         self.load.add_replica()
         if startup_s > 0:
@@ -396,6 +439,7 @@ class _FleetSimulation:
         replica.simulated = self._simulate_replica(replica.config, replica.id)
         replica.simulated.check = failed.check
         replica.limiter = self._new_limiter()
+        replica.answers = None if self.config.answers is None else self.config.answers()
         if replica.draining:
             self._terminate(replica)
         else:

@@ -13,6 +13,7 @@ from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
 from ridgeline.engine.scheduler.kv.cache_tiers import TierTotals
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.calibration.interference import InterferenceSampler
+from ridgeline.plan.simulate.answer_cache import AnswerCache
 from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.simulate.replica import SimulatedReplica
 from ridgeline.plan.simulate.shared_replica import SharedReplica
@@ -28,6 +29,10 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     `not_before_s`: when it may be served at the earliest. `deadline_s`: of a request in a batch
     store, when it must have ended. `ttft_slo_s`: when its first token is due, for routers that heed
     it. `model`: which one it names, where replicas have several models.
+
+    `pinned`: leading tokens that it pins in the prefix cache. `answer`: requests of equal keys get
+    the same answer, where replicas store them. `answered`: a stored answer is there in any case;
+    with a `question`, that of a similar question, which is found by embedding that many tokens.
     """
 
     at_s: float
@@ -42,6 +47,10 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     ttft_slo_s: float | None = None
     model: str = ""
+    pinned: int = 0
+    answer: int | None = None
+    answered: bool = False
+    question: int = 0
 
 
 class LaneConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +132,8 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     commit, for tests of invariants. With `throttle` every replica refuses interactive requests
     while their p95 latencies violate that SLO. `slo`: of all interactive requests. `resume`:
     requests of a failed replica continue elsewhere behind the tokens that they have; else they
-    start again. `off_peak`: when batch requests with a deadline may start.
+    start again. `off_peak`: when batch requests with a deadline may start. `answers`: makes the
+    response cache of a replica.
     """
 
     replicas: tuple[ReplicaConfig, ...]
@@ -139,13 +149,15 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     resume: bool = False
     off_peak: OffPeak | None = None
+    answers: Callable[[], AnswerCache] | None = None
 
 
 @dataclass(slots=True)
 class RequestOutcome:
     """What happened to one request; times on the virtual clock (nan: never).
 
-    `num_resumed`: output tokens of failed replicas behind which others continued.
+    `num_resumed`: output tokens of failed replicas behind which others continued. `answered`: by a
+    response cache.
     """
 
     request: SimulatedRequest
@@ -158,6 +170,7 @@ class RequestOutcome:
     num_resumed: int = 0
     num_preempted: int = 0
     error: str = ""
+    answered: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -177,6 +190,7 @@ class FleetReplica:
     in_flight: dict[str, int] = field(default_factory=dict)
     sent_s: dict[str, float] = field(default_factory=dict)  # until the first token
     limiter: QueueLimiter | None = None
+    answers: AnswerCache | None = None
 
     @property
     def num_slots(self) -> int:

@@ -60,6 +60,8 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     is the part of `hit_share` that came from each tier below the prefix cache, `declined_share` the
     share of prompt tokens that were there but quicker to compute. `resumed_tokens` were generated
     by replicas that failed, and not again. `models`: each of several models by itself.
+    `answered_share`: of the served requests, those that a response cache answered; `hit_share` is
+    of the others.
     """
 
     num_requests: int
@@ -86,6 +88,7 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchSummary | None = None
     resumed_tokens: int = 0
     models: dict[str, ModelSummary] = {}
+    answered_share: float = 0.0
 
 
 def summarise(outcome: FleetOutcome, slo: Slo | None) -> FleetSummary:
@@ -93,7 +96,7 @@ def summarise(outcome: FleetOutcome, slo: Slo | None) -> FleetSummary:
     served = [request for request in outcome.requests if not math.isnan(request.finished_s)]
     duration_s = max(outcome.duration_s, 1e-9)
     tokens = sum(request.request.num_output for request in served)
-    prompts = sum(request.request.num_prompt for request in served)
+    prompts = sum(request.request.num_prompt for request in served if not request.answered)
     interactive = [request for request in outcome.requests if not request.request.background]
     interactive_done = [request for request in served if not request.request.background]
     num_met = None if slo is None else sum(meets_slo(request, slo) for request in interactive_done)
@@ -126,6 +129,7 @@ def summarise(outcome: FleetOutcome, slo: Slo | None) -> FleetSummary:
         batch=_batch(outcome.requests),
         resumed_tokens=sum(request.num_resumed for request in outcome.requests),
         models=_by_model(outcome.requests, slo, duration_s),
+        answered_share=sum(request.answered for request in served) / max(1, len(served)),
     )
 
 

@@ -40,7 +40,7 @@ from ridgeline.plan.deploy.clusters import (
 )
 from ridgeline.plan.deploy.launch import LaunchPlan, launch_commands
 from ridgeline.plan.deploy.manifests import Manifests, render_manifests
-from ridgeline.plan.fleet.demand import Demand, demand_of
+from ridgeline.plan.fleet.demand import Demand, PinnedPrefixes, StoredAnswers, demand_of
 from ridgeline.plan.fleet.disaggregate import DisaggregationVerdict, judge_disaggregation
 from ridgeline.plan.fleet.infeasible import explain_infeasible
 from ridgeline.plan.fleet.search import (
@@ -66,6 +66,7 @@ from ridgeline.workflows.planning.live_demand import LiveTraffic, live_demand
 from ridgeline.workflows.planning.plan_page import plan_page
 
 MAX_FLEETS_SHOWN = 8
+QUESTION_TOKENS = 64  # of --question-len
 NUM_SAMPLES = 1000  # requests of a workload that its lengths are taken from
 
 
@@ -158,7 +159,7 @@ def plan(options: PlanOptions) -> PlanResult:
     else:
         demand, traffic = live_demand(options, spec)
     slo = Slo.parse(options.slo)
-    demand = _with_batches(demand, options)
+    demand = _with_caches(_with_batches(demand, options), options)
     _check_context(options, demand, spec)
     space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
     search_result = search(spec, demand, slo, space, catalogue)
@@ -218,16 +219,77 @@ def _with_batches(demand: Demand, options: PlanOptions) -> Demand:
             "--mean-request-rate has no effect without --batch-rate",
             value=options.mean_request_rate,
         )
+    if options.background_tokens is not None and not options.batch_rate:
+        raise BadInput(
+            "--background-tokens has no effect without --batch-rate",
+            value=options.background_tokens,
+        )
     return msgspec.structs.replace(
-        demand, batch_rate=options.batch_rate, mean_rate=options.mean_request_rate
+        demand,
+        batch_rate=options.batch_rate,
+        mean_rate=options.mean_request_rate,
+        background_tokens=options.background_tokens,
     )
+
+
+def _with_caches(demand: Demand, options: PlanOptions) -> Demand:
+    """The demand with the requests that a response cache answers, and with pinned prefixes.
+
+    Raises BadInput for options that would have no effect, or leave nothing to plan for.
+    """
+    if options.question_len is not None and not options.semantic_cache_share:
+        raise BadInput(
+            "--question-len has no effect without --semantic-cache-share",
+            value=options.question_len,
+        )
+    if options.pinned_prefixes != 1 and not options.pinned_len:
+        raise BadInput(
+            "--pinned-prefixes has no effect without --pinned-len", value=options.pinned_prefixes
+        )
+    if options.pinned_len >= demand.isl:
+        raise BadInput(
+            "--pinned-len leaves nothing of a prompt",
+            value=options.pinned_len,
+            limit=f"below the mean prompt of {demand.isl:,} tokens",
+        )
+    question = options.question_len or QUESTION_TOKENS
+    return msgspec.structs.replace(
+        demand,
+        answers=StoredAnswers(
+            exact=options.response_cache_share,
+            similar=options.semantic_cache_share,
+            question=question if options.semantic_cache_share else 0,
+        ),
+        pinned=PinnedPrefixes(tokens=options.pinned_len, count=options.pinned_prefixes),
+    )
+
+
+def _cache_notes(demand: Demand) -> list[str]:
+    """What stored answers and pinned prefixes change."""
+    notes, answers, pinned = [], demand.answers, demand.pinned
+    if answers.computed_share < 1:
+        notes.append(
+            f"a response cache answers {1 - answers.computed_share:.0%} of the requests, in "
+            f"milliseconds: the fleet computes {rounded(demand.computed_rate)} requests/s, whose "
+            "TTFT and TPOT these are; prices are per token of all requests"
+        )
+    if answers.similar:
+        notes.append(
+            f"comparing questions embeds {answers.embedded_tokens} tokens for each computed request"
+        )
+    if pinned.tokens:
+        notes.append(
+            f"{pinned.count} pinned prefixes of {pinned.tokens:,} tokens stay in the KV cache of "
+            "each replica: all requests find theirs, and share its blocks"
+        )
+    return notes
 
 
 def _batch_notes(demand: Demand, best: Candidate) -> list[str]:
     """What the batch requests add to the fleet."""
     if not demand.batch_rate:
         return []
-    without = math.ceil(demand.rate / best.rate)
+    without = math.ceil(demand.computed_rate / best.rate)
     return [
         f"batch requests: {demand.batch_rate:g} per second fit next to the interactive ones over a "
         f"completion window; without them {without} of the {best.num_replicas} replicas serve the "
@@ -397,6 +459,7 @@ def _result(
             *_notes(options, best, model, catalogue),
             *_tier_notes(model, demand, best),
             *_batch_notes(demand, best),
+            *_cache_notes(demand),
             *_adapter_notes(adapters, model.resident_bytes - plain.resident_bytes),
             *stale,
         ),
@@ -464,7 +527,7 @@ def _start(
 
 def _tier_notes(model: Replica, demand: Demand, best: Candidate) -> list[str]:
     """What the cheapest fleet loads from tiers of its KV cache, and what it computes instead."""
-    loads = tier_loads(model, demand.tiers, demand.cached, best.max_num_batched_tokens)
+    loads = tier_loads(model, demand.tiers, demand.found, best.max_num_batched_tokens)
     notes = []
     if loads.tokens:
         notes.append(

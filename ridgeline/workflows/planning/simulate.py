@@ -148,6 +148,16 @@ def _notes(options: SimulateOptions, replicas: tuple[Replica, ...]) -> list[str]
             "SLO, TTFT, TPOT and e2e are of interactive requests; batch requests count from "
             f"{since}"
         )
+    if options.response_cache_size is not None:
+        notes.append(
+            "the response cache of each replica answers recorded prompts that repeat with the same "
+            "number of output tokens, as if every request were greedy or seeded"
+        )
+    if options.semantic_cache_share:
+        notes.append(
+            "each question without an exact answer is embedded, which is counted as that many more "
+            "prompt tokens of its request"
+        )
     if options.kv_tier_memory is not None or options.kv_tier_size is not None:
         notes.append(
             "tiers of the KV cache: loads and copies are timed by their bandwidths, writes to "

@@ -19,6 +19,7 @@ from ridgeline.engine.scheduler import (
     make_policy,
     seconds_of,
 )
+from ridgeline.engine.scheduler.kv.prefix_pins import PrefixPins
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.hardware.links import with_links
@@ -26,6 +27,7 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSampler
+from ridgeline.plan.simulate.answer_cache import AnswerCache
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.further_models import FurtherModel, divide_memory
 from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers, tier_sizes
@@ -52,6 +54,8 @@ from ridgeline.workflows.planning.device_catalogue import (
     read_catalogue,
 )
 from ridgeline.workflows.planning.simulated_load import read_further_models
+
+ANSWER_TTL_S, PIN_SHARE = 3600.0, 0.5  # as of the server
 
 Kind = tuple[Replica, int]
 """A kind of replica, and how many of it the fleet has."""
@@ -113,9 +117,20 @@ def fleet_plan(
         # The throttle and the wait read times of tokens, which skipped steps do not report.
         fast_forward=not (options.step_by_step or options.slo_throttle or _derives_wait(options)),
         throttle=_throttle(options),
-        slo=options.parsed_slo if _derives_wait(options) else None,
+        slo=options.parsed_slo if _derives_wait(options) or options.batch_share else None,
         resume=options.resume_requests,
         off_peak=None if options.off_peak is None else OffPeak.parse(options.off_peak),
+        answers=_answers(options),
+    )
+
+
+def _answers(options: SimulateOptions) -> Callable[[], AnswerCache] | None:
+    """Makes the response cache of a replica, where a recording says what repeats."""
+    if options.response_cache_size is None:
+        return None
+    ttl_s = options.response_cache_ttl
+    return partial(
+        AnswerCache, options.response_cache_size, ANSWER_TTL_S if ttl_s is None else ttl_s
     )
 
 
@@ -289,7 +304,9 @@ def _scheduler_factory(
         max_model_len=min(model.spec.max_positions, max(longest_request, 1)),
         kv_layout=model.cost.layout,
         kv_eviction=policy,
+        background_tokens=options.background_tokens,
     )
+    share = PIN_SHARE if options.prefix_pin_share is None else options.prefix_pin_share
 
     tiers = _tiers(options, model.layout.num_devices)
     block_bytes = int(limits.kv_layout.block_bytes(BLOCK_SIZE) * model.kv_copies)
@@ -301,6 +318,8 @@ def _scheduler_factory(
         pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
         caching = options.enable_prefix_caching
         cache = PrefixCache(pool, layout=limits.kv_layout) if caching else NoPrefixCache()
+        if isinstance(cache, PrefixCache):
+            cache.pins = PrefixPins(int(share * (num_blocks // limits.kv_layout.num_groups)))
         policy = make_policy(options.batching, wait_s=seconds_of(options.batch_wait_ms))
         scheduler = Scheduler(limits, policy, pool, cache)
         add_tiers(scheduler, tiers, block_bytes)

@@ -19,12 +19,15 @@ from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
 from ridgeline.workflows.planning.pack import read_model_rows
 
 BATCHES_PER_WINDOW = 100
+QUESTION_TOKENS = 64
 Lengths = tuple[int, int, tuple[int, ...]]
 """Prompt tokens, output tokens, and the ids of the prompt's shared leading blocks."""
 
 
 def requests_of(options: SimulateOptions) -> list[SimulatedRequest]:
     """All requests in order of arrival. Raises BadInput if the options contradict each other."""
+    _check_answers(options)
+    _check_pins(options)
     requests = _requests_of_model(options)
     models = read_further_models(options)
     if not models:
@@ -82,12 +85,22 @@ def _requests_of_model(options: SimulateOptions) -> list[SimulatedRequest]:
         lengths = [(options.input_len or ISL, options.output_len or OSL)] * options.num_prompts
     if options.replay_speed is not None:
         raise BadInput("--replay-speed needs recorded traffic", value=options.workload)
+    if options.response_cache_size is not None:
+        raise _no_prompts(options)
     arrivals_s = _poisson_arrivals_s(options, len(lengths))
     return _requests(options, [(*pair, ()) for pair in lengths], arrivals_s)
 
 
 def _recorded_requests(options: SimulateOptions, source: TraceWorkload) -> list[SimulatedRequest]:
     """A recording, with its own arrival times if `replay_speed` is given."""
+    names_prompts = any(row.blocks for row in source.rows)
+    if options.pinned_prefixes != 1 and names_prompts:
+        raise BadInput(
+            "--pinned-prefixes has no effect on prompts that are recorded",
+            value=options.pinned_prefixes,
+        )
+    if options.response_cache_size is not None and not names_prompts:
+        raise _no_prompts(options)
     rows = source.rows[: options.num_prompts]
     lengths = [(row.num_input, row.num_output, row.blocks) for row in rows]
     if options.replay_speed is None:
@@ -95,6 +108,14 @@ def _recorded_requests(options: SimulateOptions, source: TraceWorkload) -> list[
     start_s = rows[0].at_s
     return _requests(
         options, lengths, [(row.at_s - start_s) / options.replay_speed for row in rows]
+    )
+
+
+def _no_prompts(options: SimulateOptions) -> BadInput:
+    return BadInput(
+        "--response-cache-size needs recorded traffic that says which prompts are equal",
+        value=options.workload,
+        fix="use --workload mooncake:FILE, or give the share: --response-cache-share",
     )
 
 
@@ -114,6 +135,7 @@ def _requests(
     """
     window = None if options.off_peak is None else OffPeak.parse(options.off_peak)
     for name, value in (
+        ("--background-tokens", options.background_tokens),
         ("--off-peak", options.off_peak),
         ("--completion-window", options.completion_window),
     ):
@@ -124,7 +146,7 @@ def _requests(
     draws = np.random.default_rng(options.seed + 1).random(len(lengths))
     background = (draws < options.batch_share).tolist()
     slo = options.parsed_slo
-    return [
+    requests = [
         SimulatedRequest(
             at_s=arrival_s,
             num_prompt=num_prompt,
@@ -142,6 +164,112 @@ def _requests(
             zip(lengths, arrivals_s, background, strict=True)
         )
     ]
+    return _with_answers(options, _with_pins(options, requests))
+
+
+def _with_answers(
+    options: SimulateOptions, requests: list[SimulatedRequest]
+) -> list[SimulatedRequest]:
+    """The requests, of which caches answer a share that the seed chooses, or what was sent before.
+
+    Those that are compared with earlier questions, and are not answered exactly, are embedded:
+    this many more prompt tokens.
+    """
+    exact, similar = options.response_cache_share, options.semantic_cache_share
+    if options.response_cache_size is not None:
+        known: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        for i, request in enumerate(requests):
+            same = (request.num_prompt, request.num_output, request.prefix)
+            answer = known.setdefault(same, i)
+            requests[i] = msgspec.structs.replace(request, answer=answer)
+        return requests
+    if not exact and not similar:
+        return requests
+    question = (options.question_len or QUESTION_TOKENS) if similar else 0
+    draws = np.random.default_rng(options.seed + 2).random(len(requests)).tolist()
+    for i, (request, draw) in enumerate(zip(requests, draws, strict=True)):
+        if request.background:
+            continue
+        if draw < exact:
+            requests[i] = msgspec.structs.replace(request, answered=True)
+        elif draw < exact + similar:
+            requests[i] = msgspec.structs.replace(request, answered=True, question=question)
+        else:
+            num_prompt = request.num_prompt + question
+            requests[i] = msgspec.structs.replace(request, num_prompt=num_prompt)
+    return requests
+
+
+def _with_pins(
+    options: SimulateOptions, requests: list[SimulatedRequest]
+) -> list[SimulatedRequest]:
+    """The requests with the prefixes that they pin; those of a recording have their own."""
+    if not options.pinned_len:
+        return requests
+    draws = np.random.default_rng(options.seed + 3).integers(
+        options.pinned_prefixes, size=len(requests)
+    )
+    return [
+        msgspec.structs.replace(request, pinned=options.pinned_len)
+        if request.prefix
+        else msgspec.structs.replace(
+            request,
+            pinned=options.pinned_len,
+            prefix=(int(number),),
+            prefix_block=options.pinned_len,
+        )
+        for request, number in zip(requests, draws, strict=True)
+    ]
+
+
+def _check_answers(options: SimulateOptions) -> None:
+    """Raise BadInput for options of the response cache that contradict each other."""
+    shares = options.response_cache_share + options.semantic_cache_share
+    if shares > 1:
+        raise BadInput(
+            "--response-cache-share and --semantic-cache-share exceed all requests",
+            value=f"{shares:g}",
+            limit="1 together",
+        )
+    if options.question_len is not None and not options.semantic_cache_share:
+        raise BadInput(
+            "--question-len has no effect without --semantic-cache-share",
+            value=options.question_len,
+        )
+    is_recorded = options.response_cache_size is not None
+    if options.response_cache_ttl is not None and not is_recorded:
+        raise BadInput(
+            "--response-cache-ttl has no effect without --response-cache-size",
+            value=options.response_cache_ttl,
+        )
+    if is_recorded and shares:
+        raise BadInput(
+            "--response-cache-size finds the answers that repeat in a recording, and "
+            "--response-cache-share gives their share",
+            value=f"{shares:g}",
+            fix="leave one of them out",
+        )
+    if (is_recorded or shares) and options.decode_replicas:
+        raise BadInput(
+            "a response cache cannot be combined with --decode-replicas: no replica makes a whole "
+            "answer",
+            fix="leave one of them out",
+        )
+
+
+def _check_pins(options: SimulateOptions) -> None:
+    """Raise BadInput for options of pinned prefixes that would have no effect."""
+    if not options.pinned_len:
+        for flag, value, default in (
+            ("--pinned-prefixes", options.pinned_prefixes, 1),
+            ("--prefix-pin-share", options.prefix_pin_share, None),
+        ):
+            if value != default:
+                raise BadInput(f"{flag} has no effect without --pinned-len", value=value)
+    elif not options.enable_prefix_caching:
+        raise BadInput(
+            "--pinned-len has no effect without --enable-prefix-caching", value=options.pinned_len
+        )
 
 
 def _deadline_s(options: SimulateOptions, arrival_s: float) -> float | None:

@@ -128,8 +128,13 @@ def _open_app(
     if twin is not None:
         from ridgeline.workflows.serving.twin_server import create_twin_app, twin_config
 
-        own = replace(options, semantic_cache_pairs=None)  # a twin embeds nothing
-        return create_twin_app(twin_config(settings, twin), own)
+        if options.semantic_cache_pairs is not None:
+            raise BadInput(
+                "--semantic-cache-pairs cannot be combined with --twin, which embeds nothing",
+                value=options.semantic_cache_pairs,
+                fix="leave it out; simulate --semantic-cache-share models its hits",
+            )
+        return create_twin_app(twin_config(settings, twin), options)
     from ridgeline.serve.app import create_app
     from ridgeline.workflows.open_engine import open_engine
 

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from ridgeline.twin.build import TwinModel
     from ridgeline.twin.replicated_engine import ReplicatedEngine
 
+NOT_MODELLED = {
+    "lm_head_quantization": "its LM head is in the weights' format",
+    "kv_cache_memory_bytes": "its cache is what the device's memory leaves",
+    "kv_tier_dir": "only --kv-tier-memory is modelled; simulate --kv-tier-size models files",
+    "kv_tier_size": "only --kv-tier-memory is modelled; simulate --kv-tier-size models files",
+    "kv_tier_url": "only --kv-tier-memory is modelled",
+    "slo_throttle": "simulate --slo-throttle models it",
+    "tensor_parallel_size": "--device NAME:COUNT says how many devices share the weights",
+    "pipeline_parallel_size": "simulate --pipeline-parallel-size models it",
+    "expert_parallel_size": "simulate --expert-parallel-size models it",
+    "enable_lora": "simulate --max-loras models adapters",
+    "nnodes": "a twin is one process",
+}
+"""Settings that change the figures of a server and not those of its twin, with the reasons."""
 DRAFTS = 4  # of speculation without num_speculative_tokens
 
 
@@ -37,6 +51,19 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
             "--twin has no KV blocks to hand over",
             value=f"--disaggregation-mode {settings.disaggregation_mode}",
             fix="leave one of them out; simulate --decode-replicas models such a fleet",
+        )
+    defaults = Settings(model=settings.model)
+    for name, reason in NOT_MODELLED.items():
+        if getattr(settings, name) != getattr(defaults, name):
+            raise BadInput(
+                f"--{name.replace('_', '-')} has no effect on a twin: {reason}",
+                value=getattr(settings, name),
+            )
+    if settings.kv_eviction_config is not None and settings.kv_eviction_config.needs_scores:
+        raise BadInput(
+            "a twin has no attention weights to evict by",
+            value=f"--kv-eviction-config, method {settings.kv_eviction_config.method}",
+            fix="use the method streaming",
         )
     device, count = parse_devices(settings.device)
     context = settings.context_parallel_size
@@ -61,10 +88,13 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
         max_model_len=settings.max_model_len,
         block_size=settings.block_size or 16,
         batching=settings.batching,
-        batch_wait_ms=None
-        if settings.batch_wait_ms is None
-        else settings.batch_wait_ms / options.speed,
+        batch_wait_ms=_modelled(settings.batch_wait_ms, 1 / options.speed),
         enable_prefix_caching=settings.enable_prefix_caching,
+        prefix_cache_ttl_s=_modelled(settings.prefix_cache_ttl_s, 1 / options.speed),
+        prefix_pin_share=settings.prefix_pin_share,
+        background_tokens=settings.background_tokens,
+        kv_eviction=settings.kv_eviction_config,
+        offload_bytes=settings.kv_tier_memory or 0,
         enable_chunked_prefill=settings.enable_chunked_prefill,
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,
@@ -73,6 +103,11 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
         speed=options.speed,
         seed=settings.seed,
     )
+
+
+def _modelled(value: float | None, scale: float) -> float | None:
+    """A time of the imitated server on the twin's clock; None stays None."""
+    return None if value is None else value * scale
 
 
 def create_twin_app(

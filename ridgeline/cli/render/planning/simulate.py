@@ -77,6 +77,7 @@ def _counts(summary: FleetSummary) -> list[tuple[str, str]]:
         served = f"{batch.num_served:,} of {batch.num_requests:,}"
         rows.append(("batch requests", f"{served}{expired}"))
     unusual = (
+        ("answered again", f"{summary.answered_share:.1%}", summary.answered_share),
         ("prefix hits", f"{summary.hit_share:.1%}", summary.hit_share),
         *((f"  from {k}", f"{share:.1%}", share) for k, share in summary.tier_share.items()),
         ("  declined", f"{summary.declined_share:.1%}", summary.declined_share),
