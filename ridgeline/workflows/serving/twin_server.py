@@ -52,19 +52,7 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
             value=f"--disaggregation-mode {settings.disaggregation_mode}",
             fix="leave one of them out; simulate --decode-replicas models such a fleet",
         )
-    defaults = Settings(model=settings.model)
-    for name, reason in NOT_MODELLED.items():
-        if getattr(settings, name) != getattr(defaults, name):
-            raise BadInput(
-                f"--{name.replace('_', '-')} has no effect on a twin: {reason}",
-                value=getattr(settings, name),
-            )
-    if settings.kv_eviction_config is not None and settings.kv_eviction_config.needs_scores:
-        raise BadInput(
-            "a twin has no attention weights to evict by",
-            value=f"--kv-eviction-config, method {settings.kv_eviction_config.method}",
-            fix="use the method streaming",
-        )
+    _refuse_unmodelled(settings)
     device, count = parse_devices(settings.device)
     context = settings.context_parallel_size
     if count % context:
@@ -103,6 +91,23 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
         speed=options.speed,
         seed=settings.seed,
     )
+
+
+def _refuse_unmodelled(settings: Settings) -> None:
+    """Raise BadInput for settings that would change nothing on a twin."""
+    defaults = Settings(model=settings.model)
+    for name, reason in NOT_MODELLED.items():
+        if getattr(settings, name) != getattr(defaults, name):
+            raise BadInput(
+                f"--{name.replace('_', '-')} has no effect on a twin: {reason}",
+                value=getattr(settings, name),
+            )
+    if settings.kv_eviction_config is not None and settings.kv_eviction_config.needs_scores:
+        raise BadInput(
+            "a twin has no attention weights to evict by",
+            value=f"--kv-eviction-config, method {settings.kv_eviction_config.method}",
+            fix="use the method streaming",
+        )
 
 
 def _modelled(value: float | None, scale: float) -> float | None:
