@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.api.keywords import command_options
+from ridgeline.config.load import OperatorTimes, PredictOptions
 from ridgeline.config.planning import (
     PLANNING_SLO,
     CapacityOptions,
@@ -15,7 +16,6 @@ from ridgeline.config.planning import (
     PackOptions,
     PlanOptions,
 )
-from ridgeline.config.predict import OperatorTimes, PredictOptions
 from ridgeline.config.tools import TABLES_URL, CatalogueOptions
 from ridgeline.records import KvEviction
 from ridgeline.records.price import Commitment

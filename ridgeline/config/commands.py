@@ -26,6 +26,7 @@ from ridgeline.config.load import (
     BenchTarget,
     DiagnoseOptions,
     LabOptions,
+    PredictOptions,
     WatchOptions,
 )
 from ridgeline.config.option import About, Option, Section, options_of
@@ -37,7 +38,6 @@ from ridgeline.config.planning import (
     PlanOptions,
     SimulateOptions,
 )
-from ridgeline.config.predict import PredictOptions
 from ridgeline.config.server import (
     CanaryOptions,
     FallbackOptions,

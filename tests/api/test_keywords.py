@@ -26,7 +26,7 @@ from ridgeline.config.improve import (
     QuantizeOptions,
     TargetServerOptions,
 )
-from ridgeline.config.load import BenchOptions, BenchTarget, DiagnoseOptions
+from ridgeline.config.load import BenchOptions, BenchTarget, DiagnoseOptions, PredictOptions
 from ridgeline.config.option import Section, options_of
 from ridgeline.config.planning import (
     CalibrateOptions,
@@ -36,7 +36,6 @@ from ridgeline.config.planning import (
     PlanOptions,
     SimulateOptions,
 )
-from ridgeline.config.predict import PredictOptions
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.tools import (
     BatchFileOptions,

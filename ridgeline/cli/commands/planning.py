@@ -12,13 +12,13 @@ from ridgeline.cli.render.planning.cost import print_cost
 from ridgeline.cli.render.planning.pack import pack_table
 from ridgeline.cli.render.planning.plan import print_manifests, print_plan
 from ridgeline.cli.render.planning.predict import prediction_table, print_waterfall
+from ridgeline.config.load import PredictOptions
 from ridgeline.config.planning import (
     CapacityOptions,
     CostOptions,
     PackOptions,
     PlanOptions,
 )
-from ridgeline.config.predict import PredictOptions
 from ridgeline.config.tools import CatalogueOptions
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line

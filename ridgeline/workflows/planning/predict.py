@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.config.predict import OperatorTimes, PredictOptions
+from ridgeline.config.load import OperatorTimes, PredictOptions
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.hardware.links import with_links
