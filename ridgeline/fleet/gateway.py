@@ -53,7 +53,7 @@ GENERATION_PATHS = frozenset(
 ROUTED_PATHS = GENERATION_PATHS | {
     *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/messages/count_tokens"),
     "/v1/responses/input_tokens",
-    *("/tokenize", "/detokenize"),
+    *("/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score"),
 }
 _MAX_ATTEMPTS = 64
 _MAX_SETBACKS = 16

@@ -75,6 +75,8 @@ _FIELD_NAMES = {
     "/v1/score": {"prompt": "text_2"},
 }
 """How each API calls what this server calls otherwise."""
+_SAME_AS = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank", "/score": "/v1/score"}
+_JSON_NAMES = {None: "null", True: "true", False: "false"}
 _REQUEST_FIELDS = {"prompt", "messages", *(f.name for f in msgspec.structs.fields(Sampling))}
 _FILE_PATH = re.compile(r"(?<![\w/.:])(?:~|/)(?:[\w.@+-]+/)+[\w.@+-]*")
 _MEMORY_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -206,7 +208,8 @@ def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
     `errors`: as `ValidationError.errors()` lists them; `body`: what was validated.
     """
     if not errors[0]["loc"]:
-        return ApiError(400, f"the request body is not a JSON object: {errors[0]['msg']}")
+        given = "it is empty" if errors[0]["type"] == "missing" else f"got {_shorten(body)}"
+        return ApiError(400, f"the request body is not a JSON object: {given}")
     found = explain(errors, body)
     field = ".".join(map(str, found.path[:MAX_STEPS]))
     given = "" if found.is_missing else f"; got {_shorten(found.value)}"
@@ -215,7 +218,8 @@ def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
 
 def in_words_of(path: str, error: ApiError) -> ApiError:
     """The error with the names that the API at `path` gives to fields."""
-    names = _FIELD_NAMES.get(path.rstrip("/"), {})
+    path = path.rstrip("/")
+    names = _FIELD_NAMES.get(_SAME_AS.get(path, path), {})
     name = names.get(error.param or "")
     if name is None or error.param is None:
         return error
@@ -241,6 +245,8 @@ def check_limit(name: str, number: int, limit: int, what: str) -> None:
 
 
 def _shorten(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return _JSON_NAMES[value]
     if isinstance(value, dict | list):  # the text of a million items would hold the event loop
         items = list(islice(value.items() if isinstance(value, dict) else value, 16))
         value = dict(items) if isinstance(value, dict) else items

@@ -10,6 +10,7 @@ import pytest
 import ridgeline
 from ridgeline.diagnose.conditions import parse
 from ridgeline.diagnose.rules.decisions import Decision, shipped_decisions, walk
+from ridgeline.diagnose.rules.rulebook import Rule, shipped_rules
 
 ROWS = shipped_decisions()
 TECHNIQUES = tomllib.loads((Path(ridgeline.__file__).parent / "techniques.toml").read_text())
@@ -48,3 +49,21 @@ def test_unknown_fact_leaves_the_question_open() -> None:
     assert bare.answer is None and "unknown" in bare.why
     (said,) = walk({"m": 3}, (row("a", open="say n; m is {m}"),))
     assert said.answer is None and said.why == "say n; m is 3"
+
+
+def test_flowchart_and_rule_book_share_no_rule() -> None:
+    """One predicts from bounds before a run, the other names causes in what was measured."""
+    observed = {condition for rule in shipped_rules() for condition in _conditions(rule)}
+    assert len(observed) > 20
+    assert not observed & {condition for row in ROWS for condition in row.when}
+    assert not {rule.id for rule in shipped_rules()} & IDS_OF_QUESTIONS
+    remedies = {rule.fix for rule in shipped_rules()}
+    assert not remedies & {text for row in ROWS for text in (row.yes, row.no, row.open)}
+
+
+IDS_OF_QUESTIONS = {row.id for row in ROWS}
+
+
+def _conditions(rule: Rule) -> list[str]:
+    places = (rule.losses, rule.figures, rule.headline)
+    return [condition for place in places if place is not None for condition in place.when]

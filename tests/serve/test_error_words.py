@@ -51,6 +51,12 @@ def message(**fields: Any) -> dict[str, Any]:
         (COMPLETIONS, {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
         (COMPLETIONS, {"prompt": ["a", [1]]}, "prompt.1", "valid string"),
         (COMPLETIONS, {"prompt": "x" * 300}, "prompt", "too long"),
+        (COMPLETIONS, {"prompt": None}, "prompt", "got null"),
+        (COMPLETIONS, {"prompt": [True]}, "prompt.0", "got true"),
+        (COMPLETIONS, {"prompt": "a", "prompt_embeds": "x"}, "prompt_embeds", "not supported"),
+        (COMPLETIONS, {"prompt": "a", "seed": 2**70}, "seed", "9223372036854775807"),
+        (MESSAGES, message(mcp_servers=[{"type": "url", "url": "x"}]), "mcp_servers",
+         "not supported"),
         (MESSAGES, message(messages=[{"role": "user", "content": [{"type": "image"}]}]),
          "messages.0.content.0", "image"),
         (MESSAGES, message(stop_sequences=[""]), "stop_sequences", "empty"),
@@ -135,3 +141,14 @@ async def test_missing_route_is_named_with_what_exists(
     assert reply.status_code == status
     message = reply.json()["error"]["message"]
     assert words in message and len(message) < 250
+
+
+@pytest.mark.parametrize(("content", "reason"), [("[1]", "got [1]"), ("", "it is empty")])
+async def test_body_that_is_no_object_is_named(
+    http: httpx.AsyncClient, content: str, reason: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    reply = await http.post(CHAT, content=content, headers=headers)
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert message == f"the request body is not a JSON object: {reason}"

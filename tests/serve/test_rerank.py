@@ -18,6 +18,7 @@ from ridgeline.config.server import ServerOptions
 from ridgeline.engine.embedding_settings import embedding_settings
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadModel
+from ridgeline.fleet.gateway import ROUTED_PATHS
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.rerank import routes, template
@@ -108,6 +109,19 @@ async def test_rerank_orders_documents_by_the_probability_of_yes(
         assert result["document"] == {"text": DOCUMENTS[result["index"]]}
     assert payload["usage"]["total_tokens"] > 3 * 200
     assert payload["id"].startswith("rerank-")
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v2/rerank", "/score"])
+async def test_vllms_and_coheres_paths_are_served(client: httpx.AsyncClient, path: str) -> None:
+    texts = {"text_1": QUERY, "text_2": DOCUMENTS}
+    body = texts if path == "/score" else {"query": QUERY, "documents": DOCUMENTS}
+    same = "/v1/score" if path == "/score" else "/v1/rerank"
+    key = "data" if path == "/score" else "results"
+    wanted = (await client.post(same, json=body)).json()[key]
+    assert (await client.post(path, json=body)).json()[key] == wanted
+    refused = await client.post(path, json=dict.fromkeys(body, ["x"] * 10_000))
+    assert refused.status_code == 400
+    assert path in ROUTED_PATHS
 
 
 async def test_rerank_limits_results_and_truncates_documents(

@@ -144,3 +144,11 @@ async def test_stored_responses_are_refused_with_the_reason(
     reply = await http.request(method, f"/v1/responses/resp_1{path}")
     assert reply.status_code == 404
     assert "stores no responses" in reply.json()["error"]["message"]
+
+
+async def test_embedded_texts_are_truncated_to_their_last_tokens(http: httpx.AsyncClient) -> None:
+    url = "/v1/embeddings"
+    cut = (await http.post(url, json={"input": "abcde", "truncate_prompt_tokens": 2})).json()
+    assert cut["usage"]["prompt_tokens"] == 2
+    whole = (await http.post(url, json={"input": "de"})).json()
+    assert cut["data"] == whole["data"]

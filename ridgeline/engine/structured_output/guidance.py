@@ -568,6 +568,8 @@ def _unusable(structured: OutputGrammar, why: str) -> BadGrammar:
     if "coerce_one_of" in first:  # names an option of the library that requests do not have
         first = "oneOf is only supported if no value matches two of its branches"
         fix = "use anyOf"
+    if first.startswith("Unimplemented keys"):
+        fix = "leave them out"
     if "optional properties" in first:
         fix = "list some of them under required, or divide the object into smaller ones"
     kind = _KIND_NAMES.get(structured.kind, structured.kind)

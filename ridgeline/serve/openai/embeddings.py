@@ -19,8 +19,8 @@ from ridgeline.serve.generation.ids import new_id
 from ridgeline.serve.generation.request import TokenPrompt
 from ridgeline.serve.generation.respond import json_response, request_id, response_headers
 from ridgeline.serve.openai.objects import EmbeddingResponse
-from ridgeline.serve.openai.sampling_params import prompt_entries, to_prompt
-from ridgeline.serve.openai.schemas import Count, OpenBody, Priority, Prompts
+from ridgeline.serve.openai.sampling_params import prompt_entries, to_prompt, truncate
+from ridgeline.serve.openai.schemas import Count, OpenBody, Priority, PromptLength, Prompts
 from ridgeline.serve.openapi import GENERATION_HEADERS, error_responses
 from ridgeline.serve.service import Service, ServiceDep
 
@@ -31,7 +31,8 @@ class EmbeddingRequest(OpenBody):
     """Body of `POST /v1/embeddings`.
 
     `pooling`: the `mean` over all positions, or the `last` one. It and `normalize` are by default
-    what the model's sentence-transformers files say, or else the normalised mean.
+    what the model's sentence-transformers files say, or else the normalised mean. Of a longer text
+    only the last `truncate_prompt_tokens` count.
     """
 
     model: str | None = None
@@ -42,6 +43,7 @@ class EmbeddingRequest(OpenBody):
     normalize: bool | None = None
     user: str | None = None
     priority: Priority | None = None
+    truncate_prompt_tokens: PromptLength | None = None
 
 
 @router.post(
@@ -82,7 +84,10 @@ async def _prompts(body: EmbeddingRequest, service: Service, request: Request) -
     entries = prompt_entries(body.input) or [""]
     check_limit("input", len(entries), LIMITS.max_inputs, "inputs")
     reader, max_tokens = service.prompt_reader(request), service.engine.info.max_model_len
-    prompts = [await to_prompt(entry, reader, True) for entry in entries]
+    limit = body.truncate_prompt_tokens
+    is_cut = limit is not None
+    read = [await to_prompt(entry, reader, True, is_cut=is_cut) for entry in entries]
+    prompts = [truncate(prompt, limit) for prompt in read]
     for prompt in prompts:
         check_limit("input", len(prompt.tokens), max_tokens, "tokens in one input")
     return prompts

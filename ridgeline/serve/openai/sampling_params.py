@@ -157,7 +157,7 @@ async def completion_prompts(body: CompletionRequest, reader: PromptReader) -> l
     prompts = [
         await to_prompt(entry, reader, add_special_tokens, is_cut=is_cut) for entry in entries
     ]
-    return [_truncate(prompt, body.truncate_prompt_tokens) for prompt in prompts]
+    return [truncate(prompt, body.truncate_prompt_tokens) for prompt in prompts]
 
 
 async def chat_prompt(
@@ -187,7 +187,7 @@ async def chat_prompt(
         add_special_tokens=bool(body.add_special_tokens),
         parse_special=body.parse_special is not False,
     )
-    return _truncate(prompt, body.truncate_prompt_tokens)
+    return truncate(prompt, body.truncate_prompt_tokens)
 
 
 def starts_in_reasoning(
@@ -388,7 +388,7 @@ def _max_tokens(body: CompletionRequestBase) -> int | None:
     return body.max_tokens if newer is None else newer
 
 
-def _truncate(prompt: TokenPrompt, num_tokens: int | None) -> TokenPrompt:
+def truncate(prompt: TokenPrompt, num_tokens: int | None) -> TokenPrompt:
     """Only the last `num_tokens` of a prompt."""
     if num_tokens is None or len(prompt.tokens) <= num_tokens:
         return prompt

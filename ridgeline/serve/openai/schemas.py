@@ -39,8 +39,9 @@ def _refuse_boolean(value: Any) -> Any:
 
 Integer = Annotated[int, BeforeValidator(_refuse_boolean)]
 Number = Annotated[float, BeforeValidator(_refuse_boolean)]
-Int64 = Annotated[Integer, Field(ge=-(2**63), lt=2**63)]
+Int64 = Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[Integer, Field(ge=0, lt=UINT31.stop)]
+PromptLength = Annotated[Integer, Field(ge=1, lt=2**31)]
 Priority = Annotated[Integer, Field(ge=-100, le=100)]
 Name = Annotated[str, Field(max_length=200)]
 FunctionId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
@@ -92,6 +93,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "context_reduction": (None,),
     "web_search_options": (None,),
+    "mcp_servers": (None, []),
+    "prompt_embeds": (None, []),
     "grammar": (None,),
     "regex": (None,),
     "ebnf": (None,),
@@ -204,7 +207,7 @@ class CompletionRequestBase(OpenBody):
     guided_grammar: str | None = None
     allowed_token_ids: TokenIds | None = None
     kv_eviction: dict[str, Any] | None = None
-    truncate_prompt_tokens: Annotated[Integer, Field(ge=1, lt=2**31)] | None = None
+    truncate_prompt_tokens: PromptLength | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     use_beam_search: bool | None = None

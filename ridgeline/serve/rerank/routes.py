@@ -40,6 +40,8 @@ router = APIRouter(tags=["Reranking"], route_class=JsonRoute)
 _RESPONSES = error_responses(429, body=True) | {200: {"headers": GENERATION_HEADERS}}
 
 
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
 @router.post(
     "/v1/rerank",
     summary="Order documents by relevance",
@@ -75,6 +77,7 @@ async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> 
     return json_response(response, scored.headers)
 
 
+@router.post("/score", include_in_schema=False)
 @router.post(
     "/v1/score",
     summary="Score pairs of texts",

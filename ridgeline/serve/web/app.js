@@ -367,7 +367,7 @@ const settings = {
     draw();
   },
   shown(name, value) {
-    if (value === null) return "not set";
+    if (value === null || value === "" || (Array.isArray(value) && !value.length)) return "not set";
     if (typeof value === "boolean") return value ? "on" : "off";
     if (typeof value !== "number") return String(value);
     return name.endsWith("_bytes") ? `${number(value / 2 ** 20, 1)} MiB` : Number.isInteger(value) && value > 9999 ? number(value) : String(value);

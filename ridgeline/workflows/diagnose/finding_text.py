@@ -16,8 +16,8 @@ def finding_lines(finding: RankedFinding) -> dict[str, str]:
     if gain.mid >= MIN_SHARE:
         parts.append(f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]")
     if more > 0.01:
-        follows = f"{more:.0%} that follows from it"
-        parts.append(f"and {follows}" if parts else f"up to {follows}")
+        of = "" if parts else " of latency"
+        parts.append(f"{'and ' if parts else ''}up to {more:.0%}{of} in consequences of this cause")
     evidence = ", ".join(f"{name} = {written(name, finding.evidence)}" for name in finding.evidence)
     return {
         "fix": finding.fix,

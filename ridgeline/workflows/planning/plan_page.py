@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from ridgeline.modelspec.cost.serving_formats import SHORT_DTYPES
 from ridgeline.plan.fleet.search import Candidate
 from ridgeline.records import Slo
 from ridgeline.report import svg
@@ -98,8 +99,8 @@ def _fleet_row(fleet: Candidate) -> tuple[str, ...]:
     )
     return (
         f"{fleet.num_replicas} x {fleet.device} {fleet.layout}",
-        fleet.weight_dtype,
-        fleet.kv_dtype,
+        SHORT_DTYPES.get(fleet.weight_dtype, fleet.weight_dtype),
+        SHORT_DTYPES.get(fleet.kv_dtype, fleet.kv_dtype),
         _ms(fleet.ttft_s),
         _ms_range(fleet.ttft_interval_s),
         _ms(fleet.tpot_s),

@@ -33,7 +33,7 @@ def _device_table(result: CatalogueResult) -> Table:
     table.add_column("device", no_wrap=True)
     for name in ("GB", "TB/s", "bf16", "fp8", "W", "$/h"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("from", overflow="ellipsis", no_wrap=True)
+    table.add_column("from", overflow="fold")
     table.add_column("as of", no_wrap=True)
     for row in result.rows:
         device, chosen = row.device, row.chosen

@@ -49,8 +49,8 @@ def _terms_table(result: CostResult) -> Table:
 
 
 def _offers_table(result: CostResult) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("$ per 1,000 requests", no_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("$ per 1,000 requests", overflow="fold")
     for name in ("all", "input", "cache", "output", "a month", "own from", "as of"):
         table.add_column(name, justify="right", no_wrap=True)
     for offer in result.offers:

@@ -64,10 +64,10 @@ def fleet_table(fleets: Sequence[Candidate], attainment: float) -> Table:
     table = Table(
         box=None, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left"
     )
-    for name in ("fleet", "weights/KV"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("fleet", overflow="fold")
+    table.add_column("weights/KV", no_wrap=True)
     for name in ("seqs", "TTFT", "80 %", "TPOT", "80 %", "$/h", "$in", "$out", "kW"):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right", no_wrap=True)
     for fleet in fleets:
         table.add_row(
             f"{fleet.num_replicas} x {fleet.device} {fleet.layout}",
