@@ -6,6 +6,7 @@ function over them (`ridgeline.measure.metrics`).
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -74,6 +75,13 @@ class StepStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TWIN_OF = "a twin of "  # begins the device of a server that only models it
+_TWIN_SPEED = re.compile(r", (\S+) times as fast$")
+
+
+def twin_speed(devices: str) -> float:
+    """Modelled seconds per second of a twin of these devices ("…, modelled, 10 times as fast")."""
+    found = _TWIN_SPEED.search(devices)
+    return 1.0 if found is None else float(found[1])
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +123,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         if self.device.startswith(TWIN_OF):
             return self.device.removeprefix(TWIN_OF)
         return str(self.settings.get("twin", ""))
+
+    @property
+    def twin_speed(self) -> float:
+        """Modelled seconds per second; 1 for a server that is no twin."""
+        return twin_speed(self.twin)
 
 
 BUSY_SHARE = 0.10  # of the CPU taken by others; beyond it, figures are not comparable

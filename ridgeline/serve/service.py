@@ -92,10 +92,11 @@ class Service:
     ) -> None:
         self.engine, self.options, self.now = engine, options, now
         self.name = options.served_model_name or model_name(engine.info.model)
+        price = options.price_per_hour
         self.metrics = Metrics(
             engine,
             self.name,
-            price_per_hour=options.price_per_hour,
+            price_per_hour=None if price is None else price * engine.info.twin_speed,
             peaks=peaks,
             slo_classes=options.parsed_slo_classes,
         )

@@ -104,6 +104,7 @@ class ConfigurationCosts:
             "model_stored_dtype": resolved.spec.stored_dtype,
             "model_weights": resolved.spec.layers[-1].mlp.gate.format.kind,
             "model_kv_bytes_per_token": kv_bytes_per_token(resolved.spec),
+            "model_experts": resolved.spec.layers[-1].mlp.num_experts,
         }
 
 

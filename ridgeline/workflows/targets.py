@@ -15,7 +15,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.client.http_target import Endpoint
 from ridgeline.measure.monitors.server_config import ELSEWHERE
-from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import cost_model, weight_bytes
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import (
@@ -121,14 +121,16 @@ def server_on_device(server: RemoteServer, info: EngineInfo | None = None) -> Mo
 def model_on_device(model: str, accelerator: str, info: EngineInfo | None = None) -> ModelOnDevice:
     """The roofline of `model` on a catalogue accelerator, `4xNAME`, or `here`. Raises BadInput.
 
-    `info`: the settings of a Ridgeline server, whose weight and KV formats are then assumed.
+    `info`: the settings of a Ridgeline server, whose weight and KV formats are then assumed. If it
+    is of a twin, the peaks are those of the device in the twin's time.
     """
-    spec = _with_served_formats(load_spec(model), info)
+    spec = _with_served_formats(load_planning_spec(model), info)
     dtype = spec.layers[0].mlp.gate.format.activations
     if accelerator == THIS_MACHINE:
         name, peaks = f"this machine, {dtype}", _probed_peaks(spec, dtype)
     else:
         name, peaks = catalogue_peaks(accelerator, dtype)
+    peaks = sped_up(peaks, 1.0 if info is None else info.twin_speed)
     return ModelOnDevice(price=cost_model(spec).step, peaks=peaks, name=name)
 
 

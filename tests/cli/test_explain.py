@@ -34,8 +34,10 @@ from ridgeline.workflows.explain import topics
 from ridgeline.workflows.explain.explain import ExplainLoad, facts_of, is_model, topic_context
 from ridgeline.workflows.explain.explain_subject import _join_words
 from ridgeline.workflows.explain.static_facts import PhaseBounds, static_facts
-from ridgeline.workflows.explain.topics import metric, technique, word
+from ridgeline.workflows.explain.topics import method, metric, technique, word
+from ridgeline.workflows.explain.topics.cost_terms import TERMS
 
+LONG_PROMPTS = "synthetic:input=4096,output=128"
 SUBJECTS = [
     (kind, id)
     for kind in topics.REGISTRY
@@ -74,6 +76,8 @@ def test_every_subject_has_a_page_without_gaps(
 
 @pytest.mark.parametrize(("kind", "id"), SUBJECTS)
 def test_every_subject_is_found_by_its_id(kind: str, id: str) -> None:
+    if kind == "method" and "technique" in dict(topics.find_topics(id)):
+        return  # the row of Ridgeline's technique is shown in its place
     assert (kind, id) in topics.find_topics(id.replace("_", "-").upper())
 
 
@@ -117,6 +121,81 @@ PRINTED = [
     *("invalid", "baseline", "final", "Predicted", "Ratio [95% CI]", "The settings as shipped"),
     *("exact", "lossy", "near tie", "closed", "poisson", "probe", "break-even", "drift"),
 ]
+
+
+FIELD = [
+    *("h2o", "snapkv", "streamingllm", "pyramidkv", "kivi", "medusa", "eagle", "eagle-3", "mtp"),
+    *("awq", "gptq", "smoothquant", "quarot", "spinquant", "hqq", "nf4", "bitnet"),
+    *("flash attention", "flash decoding", "pagedattention", "radix attention"),
+    *("chunked prefill", "sarathi", "splitwise", "distserve", "mooncake", "lmcache"),
+    *("cascade attention", "ring attention", "ulysses", "zero", "megatron", "moe offload"),
+    *("expert parallel", "deepep", "wide ep", "dbo", "cuda graphs", "torch.compile", "triton"),
+    *("tensorrt", "speculative decoding", "lookahead", "prompt lookup", "suffix decoding"),
+    *("layerskip", "early exit", "mixture of depths", "minference", "quest", "sparse attention"),
+    *("nsa", "dsa", "mamba", "linear attention", "mla", "gqa", "mqa", "cross-layer attention"),
+    *("yoco", "prefix caching", "semantic cache", "rag reduction", "llmlingua", "wanda"),
+    *("sparsegpt", "2:4", "shortgpt", "minitron", "distillation", "lora", "multi-lora"),
+    *("s-lora", "punica", "continuous batching", "dynamic batching", "orca", "disaggregation"),
+    *("kv offload", "numa", "hugepages", "fp8", "mxfp4", "nvfp4", "int4", "qat", "eagle3"),
+    *("kv quantisation", "w4a16", "weight-only quantization", "NUMA", "AirLLM", "KTransformers"),
+    *("FlexGen", "TP", "all-reduce", "prompt compression", "YaRN", "guided decoding"),
+    *("expert offload", "S4", "RWKV", "QuIP#", "AQLM", "Sequoia", "Hydragen"),
+    *("two-batch overlap", "Llumnix", "RouteLLM", "beam search", "HiCache"),
+]
+
+
+@pytest.mark.parametrize("subject", FIELD)
+def test_techniques_of_the_field_are_known_by_name(subject: str) -> None:
+    """Whether Ridgeline has them or not; as people write them."""
+    assert {kind for kind, _ in topics.find_topics(subject)} & {"technique", "method"}
+
+
+def test_rows_of_the_field_name_terms_and_techniques_that_exist() -> None:
+    rows = method.rows().values()
+    spelt = [topics.normalise(name) for row in rows for name in (row.id, *row.also)]
+    names = [name.replace(" ", "") for name in spelt]
+    assert sorted(set(names)) == sorted(names), "no name stands for two"
+    for row in rows:
+        assert row.moves in TERMS and row.does and row.others and row.hurts_when, row.id
+        assert {*row.ours, *row.near} <= set(technique.rows()), row.id
+        assert row.keeps is None or 0 < row.keeps < 1, row.id
+        assert row.paper or row.ours or row.near or not row.keeps, row.id
+
+
+def test_a_method_is_judged_by_the_model_and_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    h100 = ("--accelerator", "h100-sxm")
+    assert main(["explain", "kivi", "llama-3.1-8b", *h100, "--workload", LONG_PROMPTS]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("KIVI (method), for dummy:llama-3.1-8b on h100-sxm")
+    assert re.search(r"keys and values are \d+% of its bytes: with 16% of them left at most", out)
+    assert "--kv-cache-dtype" in out and "ships with Ridgeline" not in out
+    assert main(["explain", "moe offload", "llama-3.1-8b", *h100]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no routed experts" in out and "not a technique of its engine" in out
+
+
+@pytest.mark.parametrize(
+    ("keeps", "reads", "expected"),
+    [
+        (0.5, True, "at most 1.67 times as fast"),
+        (0.99, True, "next to nothing to gain"),
+        (0.5, False, "arithmetic bounds it"),
+    ],
+)
+def test_gain_of_fewer_bytes_is_that_of_their_share(
+    keeps: float, reads: bool, expected: str
+) -> None:
+    facts = {"full_kv_share": 0.8, "running_seqs": 8, "full_step_s": 0.01, "full_step_reads": reads}
+    assert expected in TERMS["kv"].judge(facts, keeps)
+
+
+def test_without_a_model_it_says_which_one_and_how_to_name_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for subject, is_said in ((["slots"], True), (["slots", "demo"], False)):
+        assert main(["explain", *subject]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("figures are about demo" in out and "add MODEL" in out) is is_said
 
 
 @pytest.mark.parametrize("subject", PRINTED)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.metrics.run_cost import cost_line, cost_of
+from ridgeline.measure.metrics.run_cost import cost_line, cost_of, cost_of_run
+from ridgeline.measure.metrics.summary import summarise
+from ridgeline.records import EngineInfo
+from tests.diagnose.faults import LOADS, Engine, run
 
 
 def test_by_hand():
@@ -56,3 +60,24 @@ def test_costs_on_the_line_add_up_to_the_bill():
     line = cost_line(cost)
     assert "$10 for 1M output tokens, or" in line
     assert "$0.625 for 1M input and $7.5 for 1M output tokens" in line
+
+
+def test_an_hour_of_a_twin_is_as_many_hours_of_its_devices_as_its_speed_says():
+    record, _ = run(Engine(), LOADS[0])
+    info = EngineInfo(
+        model="m",
+        settings={"twin": "1 x h100-sxm, modelled, 10 times as fast"},
+        derivations={},
+        max_model_len=64,
+        num_blocks=4,
+        block_size=16,
+        weight_bytes=1,
+        kv_bytes_per_token=1,
+        device="elsewhere",
+        compute_dtype="",
+    )
+    sped_up = msgspec.structs.replace(record, info=info)
+    summary = summarise(record)
+    real, twin = (cost_of_run(given, summary, 3.6) for given in (record, sped_up))
+    assert real is not None and twin is not None
+    assert twin.per_million_output == pytest.approx(10 * real.per_million_output)

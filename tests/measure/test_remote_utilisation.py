@@ -22,6 +22,21 @@ from tests.diagnose.faults import LOADS, Engine, run
 PEAKS = Peaks(flops_s=1e12, bytes_s=1e10)
 
 
+def server_info(settings: dict[str, object], device: str = "cpu") -> EngineInfo:
+    return EngineInfo(
+        model="demo",
+        settings=settings,
+        derivations={},
+        max_model_len=64,
+        num_blocks=4,
+        block_size=16,
+        weight_bytes=1,
+        kv_bytes_per_token=1,
+        device=device,
+        compute_dtype="bfloat16",
+    )
+
+
 @pytest.mark.parametrize("load", LOADS, ids=str)
 def test_utilisation_from_tokens_matches_the_step_records(load) -> None:
     record, _ = run(Engine(), load)
@@ -74,21 +89,35 @@ def test_own_server_reports_its_number_of_steps() -> None:
     """Activations in two digits are two products (Format.digits); the head's stay one."""
 
     def flops(**settings: str) -> float:
-        info = EngineInfo(
-            model="demo",
-            settings={"quantization": "int8", **settings},
-            derivations={},
-            max_model_len=64,
-            num_blocks=4,
-            block_size=16,
-            weight_bytes=1,
-            kv_bytes_per_token=1,
-            device="cpu",
-            compute_dtype="float32",
-        )
+        info = server_info({"quantization": "int8", **settings})
         return model_on_device("demo", "t4", info).price([(1, 0)], 0).flops
 
     assert 1.9 < flops(activations="int16") / flops() < 2.0  # attention is not twice
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        server_info({}, device="a twin of 1 x h100-sxm, modelled, 10 times as fast"),
+        server_info({"twin": "1 x h100-sxm, modelled, 10 times as fast"}, device="elsewhere"),
+    ],
+    ids=["own", "of another server"],
+)
+def test_peaks_of_a_twin_are_in_its_time(info: EngineInfo) -> None:
+    real, twin = (
+        model_on_device("dummy:tinyllama-1.1b", "h100-sxm", given).peaks for given in (None, info)
+    )
+    assert twin.flops_s == pytest.approx(10 * real.flops_s)
+    assert twin.bytes_s == pytest.approx(10 * real.bytes_s)
+    assert "times 10, the speed of its twin" in twin.source
+
+
+def test_a_published_shape_needs_no_prefix() -> None:
+    shape, dummy = (
+        model_on_device(name, "h100-sxm").price([(1, 0)], 1)
+        for name in ("llama-3.1-8b", "dummy:llama-3.1-8b")
+    )
+    assert shape.flops == pytest.approx(dummy.flops)
 
 
 def test_unknown_device_is_rejected() -> None:

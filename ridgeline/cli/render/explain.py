@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ridgeline.config.shared import EXAMPLE_MODEL
 from ridgeline.diagnose.rules.decisions import DecisionAnswer
 from ridgeline.workflows.explain.explain import ModelExplanation, TopicExplanation
 from ridgeline.workflows.explain.explain_speculation import (
@@ -30,6 +31,14 @@ def print_explanation(explanation: Explanation, out: Console) -> None:
         print_speculation(explanation.speculation, out)
     else:
         out.print(topics_table(explanation.topics))
+    if explanation.is_example:
+        out.print(EXAMPLE_NOTE)
+
+
+EXAMPLE_NOTE = (
+    f"\n[dim]The figures are about {EXAMPLE_MODEL}, the model that ships with Ridgeline. Of yours: "
+    "add MODEL, as in `ridgeline explain high ttft llama-3.1-8b --accelerator h100-sxm`.[/dim]"
+)
 
 
 def explanation_json(explanation: Explanation) -> object:
@@ -57,7 +66,7 @@ def print_model_explanation(explanation: ModelExplanation, out: Console) -> None
 def print_topic_explanation(explanation: TopicExplanation, out: Console) -> None:
     """Every page of the topic."""
     for page in explanation.pages:
-        where = f"for {explanation.model} on this machine"
+        where = f"for {explanation.model} on {explanation.machine}"
         out.print(f"[bold]{page.title}[/bold] ({page.kind}), {where}")
         out.print(_page_table(page))
 

@@ -61,10 +61,15 @@ def cost_of(
 
 
 def cost_of_run(run: RunTrace, summary: Summary, dollars_per_hour: float | None) -> RunCost | None:
+    """What the run cost per token and request; None without a price.
+
+    An hour of a twin is as many hours of its devices as its speed says.
+    """
     if dollars_per_hour is None:
         return None
+    speed = 1.0 if run.info is None else run.info.twin_speed
     return cost_of(
-        dollars_per_hour,
+        dollars_per_hour * speed,
         input_tok_s=summary.input_tok_s,
         output_tok_s=summary.output_tok_s,
         request_rate=summary.request_rate,

@@ -18,6 +18,7 @@ from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.checkpoints.locate import is_short_name
+from ridgeline.modelspec.families.shapes import shape_table
 from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.configuration_costs import ConfigurationCosts
@@ -70,15 +71,20 @@ class ModelExplanation(Result, frozen=True, kw_only=True):
 
 
 class TopicExplanation(Result, frozen=True, kw_only=True):
-    """The pages of a subject: more than one if several kinds of topic share its name."""
+    """The pages of a subject: more than one if several kinds of topic share its name.
+
+    `machine`: the accelerator that they are about, or this machine.
+    """
 
     model: str
+    machine: str
     pages: tuple[TopicPage, ...]
 
 
 def is_model(subject: str) -> bool:
     """Whether a subject names a model rather than a topic. A path does, even a wrong one."""
-    return is_short_name(subject) or "/" in subject or Path(subject).exists()
+    names = is_short_name(subject) or subject in shape_table()
+    return names or "/" in subject or Path(subject).exists()
 
 
 def explain_model(settings: Settings, load: ExplainLoad | None = None) -> ModelExplanation:
@@ -112,7 +118,8 @@ def explain_topic(
     load = load or ExplainLoad()
     context = topic_context(settings_for(settings, load), load)
     pages = tuple(topic_page(kind, id, context) for kind, id in topics)
-    return TopicExplanation(model=settings.model, pages=pages)
+    machine = load.accelerator or "this machine"
+    return TopicExplanation(model=settings.model, machine=machine, pages=pages)
 
 
 def topic_context(settings: Settings, load: ExplainLoad) -> TopicContext:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +12,7 @@ from ridgeline.config.rules import refuse
 from ridgeline.config.settings import Settings
 from ridgeline.config.shared import EXAMPLE_MODEL
 from ridgeline.config.tools import ExplainOptions
+from ridgeline.modelspec.families.shapes import shape_table
 from ridgeline.records.progress import Observer, silent
 from ridgeline.report.result import Result
 from ridgeline.workflows.explain.explain import (
@@ -32,13 +34,14 @@ class Explanation(Result, frozen=True, kw_only=True):
 
     `model`: a model's settings, decisions and techniques. `topic`: the pages of a setting, metric,
     technique, flag or error. `topics`: the names of all topics, by kind. `speculation`: whether
-    speculative decoding pays.
+    speculative decoding pays. `is_example`: no model was named, so it is about the built-in one.
     """
 
     model: ModelExplanation | None = None
     topic: TopicExplanation | None = None
     topics: dict[str, list[str]] = {}
     speculation: SpeculationExplanation | None = None
+    is_example: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the subject, without the empty fields."""
@@ -60,7 +63,8 @@ def explain(
     options = _join_words(options)
     subject = options.subject
     if subject == "speculation":
-        return Explanation(speculation=_speculation(options, settings_of, observer))
+        found = _speculation(options, settings_of, observer)
+        return Explanation(speculation=found, is_example=options.model is None)
     if subject == "topics":
         return Explanation(topics=all_topics())
     load = ExplainLoad(
@@ -71,9 +75,16 @@ def explain(
     )
     if subject is None or is_model(subject):
         refuse([options.model] if options.model else [], "after a model")
-        return Explanation(model=explain_model(settings_of(subject or EXAMPLE_MODEL), load))
-    settings = settings_of(options.model or EXAMPLE_MODEL)
-    return Explanation(topic=explain_topic(subject, settings, load))
+        settings = settings_of(_planned(subject or EXAMPLE_MODEL))
+        return Explanation(model=explain_model(settings, load), is_example=subject is None)
+    settings = settings_of(_planned(options.model or EXAMPLE_MODEL))
+    topic = explain_topic(subject, settings, load)
+    return Explanation(topic=topic, is_example=options.model is None)
+
+
+def _planned(model: str) -> str:
+    """The model, or the published shape of this name: no weights are read."""
+    return f"dummy:{model}" if model in shape_table() and not Path(model).exists() else model
 
 
 def _is_subject(word: str) -> bool:

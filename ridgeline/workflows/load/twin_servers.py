@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import urllib.error
 import urllib.request
 
@@ -11,6 +10,7 @@ import msgspec
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.measure.monitors.server_metrics import identify_server, parse_page
 from ridgeline.optimize.drivers.server_process import models_url
+from ridgeline.records.trace import twin_speed
 from ridgeline.twin.marks import HEADER
 
 TIMEOUT_S = 10.0
@@ -33,8 +33,7 @@ class TwinMark(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def speed(self) -> float:
         """Its modelled seconds per second."""
-        found = re.search(r", (\S+) times as fast$", self.devices)
-        return 1.0 if found is None else float(found[1])
+        return twin_speed(self.devices)
 
     def __str__(self) -> str:
         server = "" if self.server is None else f" of {self.server}"

@@ -1,7 +1,9 @@
-"""Topics that can be explained: techniques, metrics, flags, verdicts, words and errors.
+"""Topics that can be explained: techniques, methods of the field, metrics, flags, verdicts, words
+and errors.
 
 Each kind is a module with `names()` and `page(id, context)`. A name that two kinds share is
-explained as both; spaces, dashes, underscores and case make no difference.
+explained as both, but a method of the same name as a technique of Ridgeline's only as that. Spaces,
+dashes, underscores and case make no difference.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ridgeline.workflows.explain.topics.base import TopicContext, TopicKind, Top
 REGISTRY: Mapping[str, str] = MappingProxyType(
     {
         "technique": "ridgeline.workflows.explain.topics.technique",
+        "method": "ridgeline.workflows.explain.topics.method",
         "metric": "ridgeline.workflows.explain.topics.metric",
         "flag": "ridgeline.workflows.explain.topics.flag",
         "verdict": "ridgeline.workflows.explain.topics.verdict",
@@ -36,13 +39,20 @@ def find_topics(subject: str) -> list[tuple[str, str]]:
 
 
 def _named(name: str) -> list[tuple[str, str]]:
-    matches = [(kind, _spellings(kind).get(name)) for kind in REGISTRY]
-    return [(kind, id) for kind, id in matches if id is not None]
+    """The topics that are spelt like this, or but for the spaces."""
+    for spelt in (name, name.replace(" ", "")):
+        found = {kind: id for kind in REGISTRY if (id := _spellings(kind).get(spelt)) is not None}
+        if "technique" in found:
+            found.pop("method", None)
+        if found:
+            return list(found.items())
+    return []
 
 
 @cache
 def _spellings(kind: str) -> Mapping[str, str]:
-    return {normalise(name): id for name, id in topic_kind(kind).names().items()}
+    names = {normalise(name): id for name, id in topic_kind(kind).names().items()}
+    return {name.replace(" ", ""): id for name, id in names.items()} | names
 
 
 def topic_page(kind: str, id: str, context: TopicContext) -> TopicPage:
@@ -52,7 +62,8 @@ def topic_page(kind: str, id: str, context: TopicContext) -> TopicPage:
 
 def unknown_topic(subject: str) -> BadInput:
     """The error for an unknown subject, with the closest names."""
-    names = {normalise(name): name for kind in REGISTRY for name in topic_kind(kind).names()}
+    kinds = reversed(REGISTRY)  # of two spellings of a name, that of the first kind is shown
+    names = {normalise(name): name for kind in kinds for name in topic_kind(kind).names()}
     close = difflib.get_close_matches(normalise(subject), names, n=3, cutoff=0.6)
     hint = f"did you mean {', '.join(names[name] for name in close)}? " if close else ""
     return BadInput(

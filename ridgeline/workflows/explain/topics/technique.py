@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -33,11 +33,6 @@ def page(id: str, context: TopicContext) -> TopicPage:
     """What it is, what was measured, and whether it suits this configuration."""
     row = rows()[id]
     rungs = _rungs(id)
-    here = tuple(
-        (recommendation.verdict, recommendation.reason)
-        for recommendation in context.recommendations
-        if recommendation.rung in rungs
-    )
     answers = tuple(
         ("yes" if answer.answer else "no", f"{answer.question} {answer.why}")
         for answer in context.answers
@@ -62,8 +57,19 @@ def page(id: str, context: TopicContext) -> TopicPage:
         kind="technique",
         id=id,
         title=row["title"],
-        lines=(*lines, *fixes, *here, *answers, *figures),
+        lines=(*lines, *fixes, *verdicts((id,), context), *answers, *figures),
     )
+
+
+def verdicts(ids: Sequence[str], context: TopicContext) -> tuple[tuple[str, str], ...]:
+    """What the arithmetic says here of the rungs that try these techniques."""
+    rungs = {rung for id in ids for rung in _rungs(id)}
+    if not rungs:
+        return ()
+    found = [rung for rung in context.recommendations if rung.rung in rungs]
+    if len(found) == 1:
+        return ((found[0].verdict, found[0].reason),)
+    return tuple((rung.verdict, f"{rung.title}: {rung.reason}") for rung in found)
 
 
 def _rungs(id: str) -> set[str]:
