@@ -62,7 +62,7 @@ def topic_page(kind: str, id: str, context: TopicContext) -> TopicPage:
 
 def unknown_topic(subject: str) -> BadInput:
     """The error for an unknown subject, with the closest names."""
-    kinds = reversed(REGISTRY)  # of two spellings of a name, that of the first kind is shown
+    kinds = reversed([*REGISTRY])  # of two spellings of a name, that of the first kind is shown
     names = {normalise(name): name for kind in kinds for name in topic_kind(kind).names()}
     close = difflib.get_close_matches(normalise(subject), names, n=3, cutoff=0.6)
     hint = f"did you mean {', '.join(names[name] for name in close)}? " if close else ""
