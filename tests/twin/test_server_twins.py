@@ -35,7 +35,7 @@ from ridgeline.twin.servers.behaviour import (
     startup_s,
     twin_of,
 )
-from ridgeline.twin.servers.command_line import ServerLine, read_command, server_kinds
+from ridgeline.twin.servers.command_line import ServerLine, programs, read_command, server_kinds
 from ridgeline.twin.servers.kernel_cache import kernel_file, note_compiled
 from ridgeline.workflows.serving.twin_of_server import open_twin
 
@@ -417,3 +417,14 @@ def test_configuration_files_of_the_example_act_on_the_twin(tmp_path: Path) -> N
 def test_configuration_file_that_is_elsewhere_is_named() -> None:
     line = line_of("--extra_llm_api_options /where/the/server/is.yaml", "trtllm")
     assert line.unknown == ("/where/the/server/is.yaml",)
+
+
+@pytest.mark.parametrize("program", sorted(programs()))
+def test_optimize_knows_the_server_of_every_program_that_a_twin_takes(program: str) -> None:
+    command = f"ridgeline twin --speed 10 {program} serve llama-3.1-8b {{flags}}"
+    assert server_flags_for(command).name == read_command(f"{program} serve m")[0].name
+
+
+def test_short_names_of_twins_are_no_programs_elsewhere() -> None:
+    with pytest.raises(BadInput, match="does not name a known server"):
+        server_flags_for("./start.sh --model-id /data/tgi {flags}")

@@ -47,7 +47,11 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         `-tp 8` and `-np=1` become the flags that the ladder changes; other words stay.
         """
         place = min(
-            (found.end() for name in self.programs if (found := _program(name).search(command))),
+            (
+                found.end()
+                for name in {*self.programs, self.name}
+                if (found := _program(name).search(command))
+            ),
             default=len(command),
         )
         names = "|".join(re.escape(name) for name in sorted(self.aliases, key=len, reverse=True))
@@ -201,11 +205,11 @@ def server_flags_for(command: str, name: str | None = None) -> ServerFlags:
             raise BadInput("unknown server", value=name, limit=", ".join(known))
         return known[name]
     names = [PurePath(word).name for word in shlex.split(command)]
-    # `ridgeline twin vllm serve …` takes vLLM's flags.
+    # `ridgeline twin vllm serve …` takes vLLM's flags; twins also go by short names, as `tgi`.
     twins = [i for i in range(len(names) - 1) if names[i : i + 2] == ["ridgeline", "twin"]]
     words = set(names[twins[0] + 2 :] if twins else names)
     for dialect in known.values():
-        if words & set(dialect.programs):
+        if words & {*dialect.programs, *([dialect.name] if twins else [])}:
             return dialect
     raise BadInput(
         "the command line does not name a known server",
