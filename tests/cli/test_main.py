@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -17,7 +18,8 @@ from ridgeline.cli import app as cli
 from ridgeline.cli.main import main
 from ridgeline.cli.params.click_command import debug_option
 from ridgeline.config.commands import COMMANDS
-from ridgeline.errors import BadInput, EngineUnavailable
+from ridgeline.errors import BadInput, CannotRun, EngineUnavailable
+from ridgeline.workflows.run_async import run_async
 
 
 @pytest.fixture
@@ -261,3 +263,22 @@ def test_a_full_disk_is_one_line() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "disk is full" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [CannotRun("interrupted early"), RuntimeError("a fault")])
+def test_expected_error_of_a_terminated_workflow_is_not_logged(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def workflow() -> None:
+        asyncio.get_running_loop().call_soon(exit_by_signal)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise error from None
+
+    def exit_by_signal() -> None:
+        raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        run_async(workflow())
+    assert ("unhandled exception" in caplog.text) is isinstance(error, RuntimeError)
