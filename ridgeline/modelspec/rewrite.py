@@ -254,9 +254,14 @@ def with_kv_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
         raise CannotRun(
             f"a KV cache in INT4 cannot hold {spec.name}: {reason}",
             value="int4",
-            fix="use --kv-cache-dtype int8",
+            fix=f"use --kv-cache-dtype {'bfloat16' if has_latent(spec) else 'int8'}",
         )
     return _recorded(replace(spec, kv_dtype=dtype), f"kv -> {dtype}: asked for")
+
+
+def has_latent(spec: ModelSpec) -> bool:
+    """Whether a layer keeps latent rows, which no coded format of the cache holds."""
+    return any(layer.attention.latent is not None for layer in spec.layers)
 
 
 def _check_dtype(dtype: str, what: str) -> None:

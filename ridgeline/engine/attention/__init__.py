@@ -72,6 +72,12 @@ def choose(requested: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
             chosen = f"{name}: the fastest that runs on {site.device.type}"
             return name, (*rejected, *_passed_over(site), chosen)
         rejected.append(f"not {name}: {'; '.join(why_not)}")
+    if reasons := import_module("ridgeline.engine.attention.paged").why_not_latent(site):
+        raise CannotRun(
+            f"a KV cache in {site.kv_dtype} cannot hold latent attention: {'; '.join(reasons)}",
+            value=site.kv_dtype,
+            fix="use --kv-cache-dtype bfloat16",
+        )
     raise CannotRun(f"no attention backend runs here: {' | '.join(rejected)}")
 
 
