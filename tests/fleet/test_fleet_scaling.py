@@ -231,16 +231,29 @@ def test_contradictory_entries_are_refused(tmp_path: Path, text: str, message: s
         ("", "replicas = 1000000000", "replicas"),
         ("", "target_in_flight = nan", "finite"),
         ("", "stable_s = inf", "finite"),
+        ('stock = "l4=1"', "", "no model of the fleet has a rate"),
+        ("drain_s = 100_000_000_000", "", "drain_s"),
+        ('host = "300.1.1.1"', "", "host is not an address"),
+        ("", "max_replicas = 1_000_000_000", "max_replicas"),
+        ("", "target_in_flight = 3.0", "without max_replicas"),
+        ("", "allowed_wait_s = 3.0", "without max_replicas"),
+        ("", "stable_s = 3.0", "without max_replicas"),
+        ("", "input_len = 4096", "without rate"),
+        ("", 'placed_on = "l4"', "placed_on"),
+        ("", "cpus = 1e9", "out of range"),
+        ("", "gpus = 65.0", "out of range"),
+        ("", "resources = {a = 1e300}", "must be positive"),
+        ('stock = "l4=1"', "rate = 1.0\noutput_len = 100_000_000_000", "output_len"),
         ("", "cpus = nan", "finite"),
         ("", "gpus = 1.5", "whole number"),
-        ("", "gpus = -1.0", "negative"),
+        ("", "gpus = -1.0", "out of range"),
         ("", "resources = {a = -1.0}", "must be positive"),
         ("", 'resources = {"" = 1.0}', "Ray has not taken"),
         ("", "resources = {CPU = 1.0}", "Ray has not taken"),
         ('stock = "l4=1"', "rate = 0.0", "must be positive"),
         ('stock = "l4=1"', "rate = nan", "finite"),
         ('stock = "l4=1"', "rate = 1.0\ninput_len = 0", "input_len"),
-        ("", 'quantization = "int8"', "without a rate"),
+        ("", 'quantization = "int8"', "without rate"),
     ],
 )
 def test_values_out_of_range_are_refused(
@@ -261,6 +274,10 @@ def test_values_out_of_range_are_refused(
         ("serve", ["demo", "--help"], "would not start"),
         ("route", ["--silence-s", "x"], "silence"),
         ("route", ["--backend-file", "x"], "the fleet sets"),
+        ("route", ["--slo-classes", "x"], "slo-classes"),
+        ("route", ["--canary", "nope"], "URL"),
+        ("route", ["--fallback-url", "http://x"], "dollars-per-hour"),
+        ("route", ["--prefill-backend", "http://x:1"], "need each other"),
     ],
 )
 def test_flags_of_a_fleet_are_those_of_its_commands(
@@ -273,6 +290,22 @@ def test_flags_of_a_fleet_are_those_of_its_commands(
 def test_valid_flags_of_a_fleet_are_accepted() -> None:
     check_command("serve", ["demo", "--twin", "--device", "l4", "--max-num-seqs", "4"])
     check_command("route", ["--policy", "ttft"])
+
+
+@pytest.mark.parametrize("name", ["./none", "../none", "/none/model", "~/none-model", "~no-one/m"])
+def test_missing_folder_of_a_model_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match=r"is not there|no user's folder"):
+        read_fleet_file(write(tmp_path, f'[[models]]\nmodel = "{name}"'))
+    (tmp_path / "here").mkdir()
+    fleet = read_fleet_file(write(tmp_path, '[[models]]\nmodel = "./here"'))
+    assert fleet.models[0].model == str((tmp_path / "here").resolve())
+
+
+@pytest.mark.parametrize("rate", ["1e8", "1e300"])
+def test_rate_beyond_every_stock_is_refused(tmp_path: Path, rate: str) -> None:
+    text = f'stock = "l4=1"\n[[models]]\nmodel = "demo"\nrate = {rate}'
+    with pytest.raises(DoesNotFit, match="too many replicas"):
+        pack_fleet(read_fleet_file(write(tmp_path, text)))
 
 
 def test_stock_that_does_not_suffice_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,14 @@ import msgspec
 from ridgeline.errors import DECODE_ERRORS, BadInput
 
 MAX_REPLICAS = 10_000  # of one model
+_MAX_DRAIN_S = 86_400
+_MAX_TOKENS = 10_000_000  # of a prompt, and of an answer
+_MAX_CPUS, _MAX_GPUS, _MAX_AMOUNT = 4096, 64, 1e6  # of one server
+_NEEDS = {
+    **dict.fromkeys(("input_len", "output_len", "quantization"), "rate"),
+    **dict.fromkeys(("target_in_flight", "allowed_wait_s", "stable_s"), "max_replicas"),
+}
+"""Fields without an effect where another one is left out."""
 
 
 class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,21 +87,64 @@ def read_fleet_file(path: Path) -> FleetFile:
         fleet, models=tuple(_located(model, path.parent) for model in fleet.models)
     )
     _check_gateway(fleet)
+    if fleet.stock and all(model.rate is None for model in fleet.models):
+        raise BadInput(
+            "stock has no effect: no model of the fleet has a rate",
+            value=fleet.stock,
+            fix="add `rate` to a model, or place servers by `gpus` and `resources`",
+        )
     names = [model.name for model in fleet.models]
     for model in fleet.models:
         if names.count(model.name) > 1:
             raise BadInput("two models of the fleet have the same name", value=model.name)
+        _check_model(model)
         _check_numbers(model)
         _check_resources(model)
         _check_scaling(model, fleet.stock)
+        _check_effect(model)
     return fleet
 
 
 def _located(model: FleetModel, folder: Path) -> FleetModel:
     """With the whole path of a model next to the file: servers start in other folders."""
-    if not model.model.startswith(("./", "../")):
+    if not model.model.startswith(("./", "../", "~")):
         return model
-    return msgspec.structs.replace(model, model=str((folder / model.model).resolve()))
+    try:
+        path = Path(model.model).expanduser()
+    except RuntimeError:
+        raise BadInput("the path of a model names no user's folder", value=model.model) from None
+    return msgspec.structs.replace(model, model=str((folder / path).resolve()))
+
+
+def _check_model(model: FleetModel) -> None:
+    if not model.model.strip():
+        raise BadInput("a model of the fleet has no name", value=repr(model.model))
+    if model.model.startswith("/") and not Path(model.model).exists():
+        raise BadInput(
+            f"the model {model.name} of the fleet is not there",
+            value=model.model,
+            fix="./NAME begins at the fleet file's folder; its path is the same on every machine",
+        )
+    if model.placed_on:
+        raise BadInput(
+            f"placed_on of {model.name} follows from rate and stock",
+            value=model.placed_on,
+            fix="leave it out",
+        )
+
+
+def _check_effect(model: FleetModel) -> None:
+    """That no value is given which nothing would read."""
+    defaults = FleetModel(model=model.model)
+    for name, needed in _NEEDS.items():
+        value = getattr(model, name)
+        if getattr(model, needed) is None and value != getattr(defaults, name):
+            own = 'use serve = ["--quantization", "…"]' if name == "quantization" else ""
+            raise BadInput(
+                f"{name} of {model.name} has no effect without {needed}",
+                value=value,
+                fix=own or f"add {needed}, or leave it out",
+            )
 
 
 def _check_gateway(fleet: FleetFile) -> None:
@@ -102,42 +154,47 @@ def _check_gateway(fleet: FleetFile) -> None:
         raise BadInput(
             "the gateway's host is not an address", value=repr(fleet.host), fix='host = "0.0.0.0"'
         )
-    if fleet.drain_s < 0:
-        raise BadInput("drain_s is negative", value=fleet.drain_s, limit=">= 0")
+    try:
+        socket.getaddrinfo(fleet.host, None, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise BadInput(
+            f"the gateway's host is not an address: {error.strerror}", value=fleet.host
+        ) from None
+    if not 0 <= fleet.drain_s <= _MAX_DRAIN_S:
+        raise BadInput(
+            "drain_s is out of range", value=fleet.drain_s, limit=f"0..{_MAX_DRAIN_S} seconds"
+        )
 
 
 def _check_numbers(model: FleetModel) -> None:
-    if not model.model.strip():
-        raise BadInput("a model of the fleet has no name", value=repr(model.model))
-    if not 1 <= model.replicas <= MAX_REPLICAS:
-        raise BadInput(
-            f"replicas of {model.name} are out of range",
-            value=model.replicas,
-            limit=f"1..{MAX_REPLICAS}",
-        )
+    for name in ("replicas", "max_replicas"):
+        count = getattr(model, name)
+        if count is not None and not 1 <= count <= MAX_REPLICAS:
+            raise BadInput(
+                f"{name} of {model.name} is out of range", value=count, limit=f"1..{MAX_REPLICAS}"
+            )
     for name in ("target_in_flight", "allowed_wait_s", "stable_s", "rate", "cpus", "gpus"):
         number = getattr(model, name)
         if number is not None and not math.isfinite(number):
             raise BadInput(f"{name} of {model.name} is not a finite number", value=number)
     for name in ("input_len", "output_len"):
-        if getattr(model, name) < 1:
+        if not 1 <= getattr(model, name) <= _MAX_TOKENS:
             raise BadInput(
-                f"{name} of {model.name} is too small", value=getattr(model, name), limit=">= 1"
+                f"{name} of {model.name} is out of range",
+                value=getattr(model, name),
+                limit=f"1..{_MAX_TOKENS}",
             )
     if model.rate is not None and model.rate <= 0:
         raise BadInput(f"rate of {model.name} must be positive", value=model.rate, limit="> 0")
-    if model.rate is None and model.quantization is not None:
-        raise BadInput(
-            f"quantization of {model.name} has no effect without a rate",
-            value=model.quantization,
-            fix='use serve = ["--quantization", "…"]',
-        )
 
 
 def _check_resources(model: FleetModel) -> None:
-    if model.cpus < 0 or model.gpus < 0:
-        value = f"cpus {model.cpus:g}, gpus {model.gpus:g}"
-        raise BadInput(f"cpus or gpus of {model.name} are negative", value=value, limit=">= 0")
+    if not (0 <= model.cpus <= _MAX_CPUS and 0 <= model.gpus <= _MAX_GPUS):
+        raise BadInput(
+            f"cpus or gpus of {model.name} are out of range",
+            value=f"cpus {model.cpus:g}, gpus {model.gpus:g}",
+            limit=f"cpus 0..{_MAX_CPUS}, gpus 0..{_MAX_GPUS}",
+        )
     if model.gpus > 1 and model.gpus != int(model.gpus):
         raise BadInput(
             f"more than one GPU for {model.name} must be a whole number",
@@ -151,9 +208,11 @@ def _check_resources(model: FleetModel) -> None:
                 value=repr(name),
                 fix="use cpus and gpus for processors, and other names for the rest",
             )
-        if not (math.isfinite(amount) and amount > 0):
+        if not 0 < amount <= _MAX_AMOUNT:
             raise BadInput(
-                f"resource {name} of {model.name} must be positive", value=amount, limit="> 0"
+                f"resource {name} of {model.name} must be positive",
+                value=amount,
+                limit=f"> 0, <= {_MAX_AMOUNT:g}",
             )
 
 

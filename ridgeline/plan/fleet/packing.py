@@ -33,6 +33,7 @@ from ridgeline.plan.step_time.replica import Replica, build_replica
 
 MAX_BUSY = 0.7  # share of a device's time that is allocated; beyond it queues grow quickly
 MAX_TOKENS = 10_000_000  # per prompt, and per answer
+MAX_REPLICAS = 10_000  # of one model: as many as a stock may have devices
 TYPICAL_BATCH = 32  # requests in flight on a well-used device
 TP_SIZES = (1, 2, 4, 8)
 
@@ -106,7 +107,7 @@ def usable_bytes(device: Accelerator) -> float:
 def replicas_of(tenant: Tenant, device: Accelerator, tp: int = 1) -> tuple[PackedReplica, ...]:
     """Split a tenant into equal replicas of `tp` devices that each fit the devices' time.
 
-    Raises UserError if the model cannot run on this device.
+    Raises UserError if the model cannot run on this device, or would need too many of them.
     """
     machine = build_replica(
         load_planning_spec(tenant.model),
@@ -123,6 +124,12 @@ def replicas_of(tenant: Tenant, device: Accelerator, tp: int = 1) -> tuple[Packe
         if replica.busy <= MAX_BUSY:
             return tuple(msgspec.structs.replace(replica, number=i) for i in range(count))
         count = max(count + 1, math.ceil(count * replica.busy / MAX_BUSY - 1e-9))
+        if count > MAX_REPLICAS:
+            raise DoesNotFit(
+                f"{tenant.model} needs too many replicas on {device.name}",
+                value=f"{tenant.rate:g} requests/s",
+                limit=f"{MAX_REPLICAS:,} replicas",
+            )
 
 
 def _packed_replica(tenant: Tenant, machine: Replica, rate: float) -> PackedReplica:
@@ -182,7 +189,7 @@ def _by_kind(
             try:
                 replicas = replicas_of(tenant, device, tp)
             except UserError as error:
-                why = str(error)
+                why = why or str(error)
                 continue
             if replicas[0].memory_bytes <= usable_bytes(device):
                 by_kind[name] = replicas

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from msgspec.structs import replace
+from starlette.types import ASGIApp
 
 from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions, ServerOptions
 from ridgeline.errors import BadInput
@@ -26,6 +27,20 @@ def route(
 
     `on_ready` is called with the gateway's URL when requests are accepted. Raises BadInput.
     """
+    server_options, service, app = prepare(options, canary, fallback)
+    with listen(server_options, _FILES_EACH) as listener:
+        bound = replace(server_options, port=listener.getsockname()[1])
+        config = uvicorn_config(app, bound, _FILES_EACH)
+        url = url_of(listener)
+        server = GracefulServer(config, service, lambda: on_ready(url))
+        server.closes_on_stop = options.close_on_stop
+        server.run(sockets=[listener])
+
+
+def prepare(
+    options: RouteOptions, canary: CanaryOptions | None, fallback: FallbackOptions | None
+) -> tuple[ServerOptions, GatewayService, ASGIApp]:
+    """What is needed to run the gateway. Raises BadInput for options that it would refuse."""
     followed = options.backend_file is not None or options.backend_dns
     if not (options.backend or options.decode_backend or followed):
         raise BadInput(
@@ -46,11 +61,4 @@ def route(
     )
     check_exposed(server_options)
     service = GatewayService(server_options)
-    app = create_gateway_app(options, service, canary, fallback)
-    with listen(server_options, _FILES_EACH) as listener:
-        bound = replace(server_options, port=listener.getsockname()[1])
-        config = uvicorn_config(app, bound, _FILES_EACH)
-        url = url_of(listener)
-        server = GracefulServer(config, service, lambda: on_ready(url))
-        server.closes_on_stop = options.close_on_stop
-        server.run(sockets=[listener])
+    return server_options, service, create_gateway_app(options, service, canary, fallback)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
+from msgspec.structs import replace
 from rich.live import Live
 
 from ridgeline.cli.params.click_command import OptionCommand
@@ -12,10 +13,12 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.measure.fleet import fleet_screen
 from ridgeline.config.commands import COMMANDS
+from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions
 from ridgeline.config.tools import FleetOptions
 from ridgeline.errors import BadInput
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.serving.fleet import FleetStatus, change_fleet, gateway_url
+from ridgeline.workflows.serving.route import prepare
 from ridgeline.workflows.serving.watch_fleet import view_fleet, watch_fleet
 
 SET_BY_FLEET = {
@@ -23,6 +26,7 @@ SET_BY_FLEET = {
     "route": ("--host", "--port", "--backend-file", "--close-on-stop"),
 }
 """Flags that a fleet sets on the commands it runs."""
+_SOME_BACKEND = "http://127.0.0.1:1"  # the gateway gets its servers once they run
 
 
 def fleet(call: Invocation) -> None:
@@ -68,6 +72,18 @@ def check_command(name: str, words: Sequence[str]) -> None:
         raise BadInput(f"{where}: {error}") from None
     if not started:
         raise BadInput(f"{where}: the command would not start", value=" ".join(words))
+    if name == "route":
+        try:
+            _check_route(started[0])
+        except BadInput as error:
+            raise BadInput(f"{where}: {error}") from None
+
+
+def _check_route(call: Invocation) -> None:
+    """Check the gateway's options together, as its start would."""
+    given = call.read(RouteOptions)
+    options = replace(given, backend=given.backend or (_SOME_BACKEND,), otlp_endpoint=None)
+    prepare(options, call.read(CanaryOptions), call.read(FallbackOptions))
 
 
 def _top(options: FleetOptions) -> None:
