@@ -26,7 +26,7 @@ MAY_BE_EMPTY = {"paper", "measured"}
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
 def test_a_row_leads_somewhere(row: dict[str, str]) -> None:
-    assert set(row) - {"page", "no_rung", "gpu"} == FIELDS
+    assert set(row) - {"page", "no_rung", "gpu", "modelled", "not_modelled"} == FIELDS
     assert all(row[name] for name in FIELDS - MAY_BE_EMPTY)
     assert (ROOT / row["module"]).is_file()
     assert (ROOT / row["conformance"]).is_file()
@@ -68,7 +68,6 @@ WITHOUT_REAL_FIGURES = {
     "flashinfer-attention": "for GPUs; never ran on one",
     "flex-attention": "for GPUs; never ran on one",
     "integer-tensor-parallelism": "latencies, for an idle machine: bench_parallel.py",
-    "mixed-widths": "SmolLM2 took over 25 minutes on a busy machine and was stopped",
     "nccl-collectives": "needs several GPUs",
     "piecewise-graphs": "for GPUs; its gain was never timed on one",
     "qat": "trains the whole model: hours for SmolLM2 on two cores",

@@ -61,6 +61,7 @@ from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import (
     apply_lm_head,
     apply_quantization,
+    extended,
     linears,
     with_activations,
     with_blocks_decoded,
@@ -376,6 +377,10 @@ def _spec(
 ) -> tuple[ModelSpec, torch.dtype]:
     """The spec as it will run, and the compute dtype."""
     stored = load_spec(settings.model)
+    if settings.max_model_len is not None:
+        trained, stored = stored.max_positions, extended(stored, settings.max_model_len)
+        if stored.max_positions > trained:
+            why["max_model_len"] = f"as requested: {trained:,} tokens, extended by linear scaling"
     stored = within_context(stored, settings.max_model_len or stored.max_positions)
     stored = stored if device.type == "cpu" else with_blocks_decoded(stored)
     dtype, why["dtype"] = resolve_dtype(settings.dtype, stored.stored_dtype, device)
@@ -519,13 +524,18 @@ def _max_model_len(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> 
         why["max_model_len"] = "the model's context"
         return spec.max_positions
     if asked > spec.max_positions:
+        kinds = {layer.attention.rope.kind for layer in spec.layers}
+        reason = (
+            ", beyond which dynamic rope scaling rotates every key again as a sequence grows, and "
+            "cached keys stay as they are"
+        )
         raise BadInput(
-            "--max-model-len exceeds the model's context",
+            f"--max-model-len exceeds the model's context{reason if 'dynamic' in kinds else ''}",
             value=asked,
             limit=spec.max_positions,
             fix=f"use --max-model-len {spec.max_positions} or less",
         )
-    why["max_model_len"] = "as requested"
+    why.setdefault("max_model_len", "as requested")
     return asked
 
 

@@ -228,6 +228,22 @@ def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
     return _recorded(out, f"* -> {dtype}: stored as {spec.stored_dtype}") if changed else out
 
 
+def extended(spec: ModelSpec, num_tokens: int) -> ModelSpec:
+    """The spec of sequences of `num_tokens`, if its rotary embedding reaches beyond its context.
+
+    Linear scaling by a factor reaches that many times the context: all positions are divided by it,
+    however long the sequence is. Dynamic scaling does not: it rotates every key again whenever the
+    sequence grows, and a key in the cache stays as it was computed. The spec is unchanged where the
+    context does not need to grow, or cannot.
+    """
+    ropes = [layer.attention.rope for layer in dict.fromkeys(spec.layers)]
+    if any(rope.kind != "linear" for rope in ropes):
+        return spec
+    reach = int(min(rope.factor for rope in ropes) * spec.max_positions)
+    is_reached = spec.max_positions < num_tokens <= reach
+    return replace(spec, max_positions=num_tokens) if is_reached else spec
+
+
 def within_context(spec: ModelSpec, num_tokens: int) -> ModelSpec:
     """The spec of sequences of at most `num_tokens`: queries whose factor is 1 at all of their
     positions are not scaled."""

@@ -31,7 +31,13 @@ from ridgeline.plan.step_time import replica
 from ridgeline.records import Slo
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.explain import topics
-from ridgeline.workflows.explain.explain import ExplainLoad, facts_of, is_model, topic_context
+from ridgeline.workflows.explain.explain import (
+    ExplainLoad,
+    explain_topic,
+    facts_of,
+    is_model,
+    topic_context,
+)
 from ridgeline.workflows.explain.explain_subject import _join_words
 from ridgeline.workflows.explain.static_facts import PhaseBounds, static_facts
 from ridgeline.workflows.explain.topics import method, metric, technique, word
@@ -382,3 +388,18 @@ def test_symptom_of_two_words_needs_no_quotes(capsys: pytest.CaptureFixture[str]
     unquoted = capsys.readouterr().out
     main(["explain", "slow rag"])
     assert unquoted == capsys.readouterr().out and unquoted.startswith("slow rag")
+
+
+@pytest.mark.parametrize(
+    ("technique", "figure"),
+    [
+        ("response-cache", r"stored answer about [\d.]+ ms"),
+        ("semantic-cache", r"From [\d.]+% of the requests on"),
+        ("selective-caching", r"tokens takes [\d.]+% of the cache"),
+        ("background-lane", r"occupies at most [\d.]+ of 64"),
+    ],
+)
+def test_caches_and_the_background_lane_are_judged(technique: str, figure: str) -> None:
+    page = explain_topic(technique, Settings(model="demo"), ExplainLoad(request_rate=20.0)).pages[0]
+    lines = [text for label, text in page.lines if label in ("here", "yes", "no")]
+    assert len(lines) == 2 and re.search(figure, " ".join(lines))

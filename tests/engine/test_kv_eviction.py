@@ -12,7 +12,7 @@ import pytest
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.eviction.evictor import KvEvictor
-from ridgeline.engine.eviction.requirements import why_no_eviction
+from ridgeline.engine.eviction.requirements import check_kv_eviction, why_no_eviction
 from ridgeline.engine.scheduler.kv.eviction import KvCompaction
 from ridgeline.engine.speculate.config import ResolvedSpeculation
 from ridgeline.errors import BadInput, CannotRun
@@ -107,6 +107,10 @@ def test_heavy_hitters_refuse_drafts_and_predictions(llama: Path) -> None:
     ):
         assert reasons == ("queries of rejected drafts would count as attention",)
     assert not why_no_eviction(heavy, spec, None)
+    with pytest.raises(CannotRun, match="leave KV eviction or the prediction out"):
+        check_kv_eviction(heavy, spec, None, has_prediction=True)
+    with pytest.raises(CannotRun, match="leave KV eviction or beam search out"):
+        check_kv_eviction(heavy, spec, None, has_beams=True)
 
 
 @pytest.mark.parametrize("method", ["snapkv", "adakv", "h2o"])

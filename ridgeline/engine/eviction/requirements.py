@@ -51,10 +51,11 @@ def check_kv_eviction(
         policy, spec, speculation, has_prediction=has_prediction, has_beams=has_beams
     )
     if reasons:
+        other = "the prediction" if has_prediction else "beam search" if has_beams else ""
         raise CannotRun(
             f"KV eviction by {policy.method} cannot run here: {'; '.join(reasons)}",
-            value=spec.family,
-            fix="leave KV eviction out",
+            value=f"{spec.family}, with {other}" if other else spec.family,
+            fix=f"leave KV eviction or {other} out" if other else "leave KV eviction out",
         )
 
 

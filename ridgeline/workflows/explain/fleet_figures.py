@@ -1,4 +1,5 @@
-"""What tiers, replicas and disaggregation would do for this model and machine, by arithmetic.
+"""What caches, tiers, the background lane, replicas and disaggregation would do for this model and
+machine, by arithmetic.
 
 Times are roofline bounds with the probed peaks, of the workload's mean request.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ridgeline.diagnose.conditions import Value, seconds
+from ridgeline.plan.simulate.answer_cache import TOKEN_BYTES, hit_s
 from ridgeline.report.numbers import rounded
 
 Lines = tuple[tuple[str, str], ...]
@@ -113,7 +115,108 @@ def _replicas(facts: Mapping[str, Value]) -> Lines:
     )
 
 
+QUESTION_TOKENS = 64
+"""Of a question that is compared, as `plan --question-len` assumes."""
+
+
+def _answer_s(facts: Mapping[str, Value]) -> tuple[float, float]:
+    """Least seconds of a mean request that runs alone, and of its stored answer."""
+    output = _number(facts, "mean_output_tokens")
+    computed_s = _number(facts, "prompt_s") + output * _number(facts, "alone_token_s")
+    return computed_s, hit_s(round(output))
+
+
+def _response_cache(facts: Mapping[str, Value]) -> Lines:
+    """A stored answer against a computed one, and the memory it takes."""
+    computed_s, stored_s = _answer_s(facts)
+    num_bytes = TOKEN_BYTES * _number(facts, "mean_output_tokens")
+    gained = computed_s / stored_s
+    return (
+        (
+            "here",
+            f"the mean request takes at least {seconds(computed_s)} alone; its stored answer about "
+            f"{seconds(stored_s)} of the server's time and no step ({rounded(gained)} times), and "
+            f"{rounded(num_bytes / 1024)} KiB of memory",
+        ),
+        (
+            "yes" if gained > 1 else "no",
+            "is an answer quicker to send again than to compute? What repeats decides: "
+            "`plan` and `simulate --response-cache-share`.",
+        ),
+    )
+
+
+def _semantic_cache(facts: Mapping[str, Value]) -> Lines:
+    """The embeddings of all questions against what the hits save."""
+    computed_s, stored_s = _answer_s(facts)
+    per_token_s = _number(facts, "prompt_s") / _number(facts, "mean_prompt_tokens")
+    embedded_s = QUESTION_TOKENS * per_token_s
+    needed = embedded_s / (computed_s - stored_s) if computed_s > stored_s else 1.0
+    return (
+        (
+            "here",
+            f"embedding a question of {QUESTION_TOKENS} tokens takes at least "
+            f"{seconds(embedded_s)}, a hit saves {seconds(max(0.0, computed_s - stored_s))}",
+        ),
+        (
+            "no" if needed >= 1 else "yes",
+            f"can hits pay for the embeddings? From {min(1.0, needed):.1%} of the requests on; how "
+            "many are similar enough, `serve` does not know: its header counts them.",
+        ),
+    )
+
+
+def _pins(facts: Mapping[str, Value]) -> Lines:
+    """What a pinned prefix saves each request, and takes from the cache."""
+    share, prompt = (_number(facts, name) for name in ("shared_prompt_share", "mean_prompt_tokens"))
+    saved_s = _number(facts, "prompt_s") - _number(facts, "cached_prompt_s")
+    held = share * prompt * _number(facts, "model_kv_bytes_per_token")
+    part = held / _number(facts, "kv_cache_bytes")
+    return (
+        (
+            "here",
+            f"{share:.0%} of the prompt tokens repeat: found in the cache, they save at least "
+            f"{seconds(saved_s)} of a prompt's {seconds(_number(facts, 'prompt_s'))}; pinned, a "
+            f"prefix of {share * prompt:,.0f} tokens takes {part:.2%} of the cache",
+        ),
+        (
+            "yes" if share > 0 and part < _number(facts, "prefix_pin_share") / 2 else "no",
+            "does this load share prefixes, and may one account pin one of them?",
+        ),
+    )
+
+
+def _background(facts: Mapping[str, Value]) -> Lines:
+    """Seats that the load leaves, and what a step takes longer where they are filled."""
+    slots = _number(facts, "max_num_seqs")
+    alone_s, full_s = (_number(facts, name) for name in ("alone_token_s", "full_step_s"))
+    running = _number(facts, "running_seqs")
+    lines = (
+        (
+            "here",
+            f"a step of one sequence takes at least {seconds(alone_s)}, of {running:.0f} "
+            f"{seconds(full_s)}: {rounded(running * alone_s / full_s)} times the tokens per second",
+        ),
+    )
+    if facts.get("request_rate_req_s") is None:
+        return (*lines, ("how many", "give the load: --request-rate R"))
+    output, rate = _number(facts, "mean_output_tokens"), _number(facts, "request_rate_req_s")
+    busy = min(slots, rate * (_number(facts, "prompt_s") + output * full_s))
+    return (
+        *lines,
+        (
+            "yes" if busy < 0.9 * slots else "no",
+            f"does {rate:g} requests/s leave seats to batch requests? It occupies at most "
+            f"{busy:.1f} of {slots:.0f}.",
+        ),
+    )
+
+
 _FIGURES: Mapping[str, Callable[[Mapping[str, Value]], Lines]] = {
+    "response-cache": _response_cache,
+    "semantic-cache": _semantic_cache,
+    "selective-caching": _pins,
+    "background-lane": _background,
     "kv-tiers": _tiers,
     "disaggregation": _disaggregation,
     "replicas": _replicas,
