@@ -52,7 +52,7 @@ def test_unknown_fact_leaves_the_question_open() -> None:
 
 
 def test_flowchart_and_rule_book_share_no_rule() -> None:
-    """One predicts from bounds before a run, the other names causes in what was measured."""
+    """One predicts from bounds before a run, the other names causes from measurements."""
     observed = {condition for rule in shipped_rules() for condition in _conditions(rule)}
     assert len(observed) > 20
     assert not observed & {condition for row in ROWS for condition in row.when}
