@@ -26,7 +26,7 @@ _EVENT_ID = re.compile(
 
 
 class StreamPosition:
-    """How far a client has a stream: its opening, so many updates of each choice, its end.
+    """How far a client has a stream: its opening, the updates of each choice, its end.
 
     As text it is the id of an event, from which any gateway can have the rest of the stream
     produced again: `RESPONSE/CREATED.SEED.REQUEST.UPDATES`, where REQUEST is the beginning of the
@@ -183,7 +183,7 @@ class StreamRelay:
         return passed[0] if len(passed) == 1 else b"".join(passed)
 
     def take_over(self, earlier: StreamRelay) -> None:
-        """Begin with what is known of the same stream, up to the position: that need not be
+        """Begin with the known part of the same stream, up to the position: it need not be
         produced again."""
         assert self.position is not None
         for mark in bytes(earlier._marks).splitlines():

@@ -184,7 +184,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def awaited_for_s(self) -> float:
-        """For how long somebody has waited for the next byte; 0 while nobody does."""
+        """For how long a request has waited for the next byte; 0 while none does."""
         if self._waiter is None or self._waiter.done():
             return 0.0
         return self._now_s() - max(self._awaited_s, self.last_byte_s)

@@ -209,7 +209,7 @@ def test_client_that_does_not_read_makes_no_stream_stand_still() -> None:
 
 
 @pytest.mark.parametrize("stopped_s", [4.0, 40.0, 400.0])
-def test_gateway_that_was_stopped_blames_nobody(stopped_s: float) -> None:
+def test_gateway_that_was_stopped_blames_no_backend(stopped_s: float) -> None:
     fleet = slow_fleet(2)
 
     async def scene(fleet: VirtualFleet) -> None:

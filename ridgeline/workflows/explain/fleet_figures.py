@@ -187,7 +187,7 @@ def _pins(facts: Mapping[str, Value]) -> Lines:
 
 
 def _background(facts: Mapping[str, Value]) -> Lines:
-    """Seats that the load leaves, and what a step takes longer where they are filled."""
+    """Slots that the load leaves, and what a step takes longer where they are filled."""
     slots = _number(facts, "max_num_seqs")
     alone_s, full_s = (_number(facts, name) for name in ("alone_token_s", "full_step_s"))
     running = _number(facts, "running_seqs")
@@ -206,7 +206,7 @@ def _background(facts: Mapping[str, Value]) -> Lines:
         *lines,
         (
             "yes" if busy < 0.9 * slots else "no",
-            f"does {rate:g} requests/s leave seats to batch requests? It occupies at most "
+            f"does {rate:g} requests/s leave slots to batch requests? It occupies at most "
             f"{busy:.1f} of {slots:.0f}.",
         ),
     )
