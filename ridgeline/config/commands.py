@@ -101,7 +101,7 @@ RARE = frozenset(
         *("allow_runtime_lora_updating", "otlp_endpoint", "emf_file"),
         # of the gateway
         *("canary_alpha", "canary_max_disagreement", "canary_max_slowdown", "canary_min_tokens"),
-        "close_on_stop",
+        *("close_on_stop", "stream_silence_s"),
         *("canary_min_sessions", "fallback_input_price", "fallback_output_price"),
         # of a load
         *("endpoint", "ignore_eos", "stream", "timeout_s", "burstiness", "replay_speed"),
