@@ -103,6 +103,9 @@ RARE = frozenset(
         *("canary_alpha", "canary_max_disagreement", "canary_max_slowdown", "canary_min_tokens"),
         *("close_on_stop", "stream_silence_s"),
         *("canary_min_sessions", "fallback_input_price", "fallback_output_price"),
+        # of a plan or a simulation
+        *("response_cache_share", "semantic_cache_share", "question_len"),
+        *("pinned_len", "pinned_prefixes"),
         # of a load
         *("endpoint", "ignore_eos", "stream", "timeout_s", "burstiness", "replay_speed"),
         *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "duration_s", "prefix_len"),
