@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import resource
 from contextlib import suppress
 
@@ -58,6 +60,15 @@ def make_room_for_load(num_connections: int | None = None) -> None:
             fix=f"lower the concurrency, or raise the hard limit (ulimit -Hn "
             f"{num_connections + RESERVED})",
         )
+
+
+def are_used_up() -> bool:
+    """Whether this process can open no further file now."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 class OpenFilesError(CannotRun):

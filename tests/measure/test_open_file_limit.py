@@ -39,6 +39,28 @@ async def test_missing_file_is_no_refusal_of_the_server(
         await run_load(target, SHORT, burst(), LoadOptions(num_requests=3))
 
 
+def test_resolver_without_a_file_is_no_refusal_either() -> None:
+    """Looking up a name opens files; a resolver that cannot may say "Invalid argument"."""
+    code = (
+        "import asyncio, concurrent.futures.thread, os, resource, socket\n"
+        "from ridgeline.measure.client.http_connection import Origin, connect\n"
+        "from ridgeline.hardware.open_files import OpenFilesError\n"
+        "def fail(*args, **more): raise OSError(22, 'Invalid argument')\n"
+        "async def main():\n"
+        "    socket.getaddrinfo = fail\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "    held = []\n"
+        "    try:\n"
+        "        while True: held.append(os.open(os.devnull, os.O_RDONLY))\n"
+        "    except OSError: pass\n"
+        "    try: await connect(Origin('chat.test', 9), asyncio.Protocol())\n"
+        "    except OpenFilesError: print('no file')\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout == "no file\n", ended.stderr
+
+
 @pytest.mark.parametrize("num_warmups", [0, 4])
 def test_run_stops_at_the_limit_and_blames_no_server(in_virtual_time, num_warmups) -> None:
     async def main() -> None:

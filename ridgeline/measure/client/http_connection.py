@@ -25,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from ridgeline.hardware.open_files import OpenFilesError
+from ridgeline.hardware.open_files import OpenFilesError, are_used_up
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 65536
@@ -78,7 +78,7 @@ async def connect(origin: Origin, protocol: asyncio.Protocol) -> asyncio.Transpo
     except ssl.SSLError as error:
         raise HttpConnectionError(f"TLS failed: {error.reason or error}") from None
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
+        if error.errno in (errno.EMFILE, errno.ENFILE) or are_used_up():
             raise OpenFilesError from None
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise HttpConnectionError(f"ConnectError: {why}") from None
