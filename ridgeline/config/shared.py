@@ -266,7 +266,9 @@ PINNED_LEN = About(
     range=NON_NEGATIVE_COUNT,
     since="0.3",
 )
-PINNED_PREFIXES = About("With --pinned-len: how many different prefixes there are.", unit=COUNT)
+PINNED_PREFIXES = About(
+    "With --pinned-len: how many different prefixes there are.", unit=COUNT, since="0.3"
+)
 BACKGROUND_TOKENS = About(
     "Token budget of background (batch) requests in a step that also serves interactive requests.",
     unit=TOKENS,
