@@ -271,7 +271,7 @@ class _FleetSimulation:
     def _make_request(self, name: str, outcome: RequestOutcome, pool: int) -> Request:
         request, resumed = outcome.request, outcome.num_resumed
         if request.answered:  # by a similar question's answer: only the question is embedded
-            prompt = _filler_prompt(request.question)
+            prompt = (-1 - int(name), *_filler_prompt(request.question - 1))
         elif self.reads_prompts:
             prompt = _prompt(name, request)
         else:
@@ -285,6 +285,7 @@ class _FleetSimulation:
         if sampling is None:
             sampling = Sampling(temperature=0.0, max_tokens=num_output, ignore_eos=True, seed=0)
             self.samplings[num_output] = sampling
+        pinned = 0 if request.answered else request.pinned
         return Request(
             id=name,
             prompt=prompt,
@@ -292,7 +293,7 @@ class _FleetSimulation:
             arrival_s=request.at_s,
             background=request.background,
             slo=None if request.background else self.config.slo,
-            cache=CachePolicy(pin_tokens=request.pinned) if request.pinned else None,
+            cache=CachePolicy(pin_tokens=pinned) if pinned else None,
         )
 
     def _handle_event(self, replica: FleetReplica, event: Event) -> None:

@@ -179,6 +179,8 @@ def _with_answers(
     if options.response_cache_size is not None:
         known: dict[tuple[int, int, tuple[int, ...]], int] = {}
         for i, request in enumerate(requests):
+            if len(request.prefix) * request.prefix_block < request.num_prompt:
+                continue  # the end of the prompt is not recorded: it may differ
             same = (request.num_prompt, request.num_output, request.prefix)
             answer = known.setdefault(same, i)
             requests[i] = msgspec.structs.replace(request, answer=answer)
