@@ -17,7 +17,10 @@ from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache
 from ridgeline.engine.scheduler.kv.prefix_pins import PrefixPins
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
+from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import PinnedPrefixes, StoredAnswers, demand_of
+from ridgeline.plan.fleet.disaggregate import DisaggregatedPools, _decode_batches, smallest_pools
 from ridgeline.plan.simulate.answer_cache import (
     ENTRY_BYTES,
     HIT_S,
@@ -32,7 +35,9 @@ from ridgeline.plan.simulate.records import (
     ReplicaConfig,
     SimulatedRequest,
 )
-from ridgeline.records import Finished, Started, Token, Usage
+from ridgeline.plan.step_time.parallel_layout import Layout
+from ridgeline.plan.step_time.replica import build_replica
+from ridgeline.records import Finished, Slo, Started, Token, Usage
 from ridgeline.serve.response_cache.cache import ResponseCache
 from tests.plan.constant_step_times import ConstantStepTimes
 
@@ -125,6 +130,27 @@ def test_similar_question_costs_its_embedding() -> None:
     assert only.finished_s == pytest.approx(2 * STEP_S + hit_s(20))
 
 
+def test_questions_to_embed_have_nothing_in_common() -> None:
+    similar = [
+        SimulatedRequest(
+            at_s=float(i),
+            num_prompt=300,
+            num_output=4,
+            answered=True,
+            question=100,
+            prefix=(0,),
+            prefix_block=256,
+            pinned=256,
+        )
+        for i in range(3)
+    ]
+    pools: set[BlockPool] = set()
+    outcome = run(similar, check=lambda scheduler: pools.add(scheduler.pool))
+    assert [r.cached for r in outcome.requests] == [0, 0, 0]
+    (pool,) = pools
+    assert not pool._pinned
+
+
 @pytest.mark.parametrize(("pinned", "cached"), [(0, 0), (256, 256)])
 def test_pinned_prefix_is_found_behind_others_that_fill_the_cache(pinned: int, cached: int) -> None:
     system = SimulatedRequest(
@@ -169,6 +195,22 @@ def test_recorded_prompts_that_repeat_are_answered(
         assert found["answered_share"] == pytest.approx(share), (size, ttl)
 
 
+def test_recorded_prompts_with_ends_that_are_not_recorded_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = tmp_path / "trace.jsonl"
+    asked = ["simulate", "llama-3.1-8b", *COMMAND, "--workload", f"mooncake:{recorded}"]
+    asked += ["--replay-speed", "1", "--response-cache-size", "1MiB"]
+    for num_prompt, share in ((1024, 0.9), (1025, 0.0)):  # two blocks of 512
+        row = {"input_length": num_prompt, "output_length": 8, "hash_ids": [9, 8]}
+        recorded.write_text(
+            "\n".join(json.dumps({"timestamp": 20_000 * i, **row}) for i in range(10))
+        )
+        assert main(asked) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["answered_share"] == pytest.approx(share), num_prompt
+
+
 def test_background_tokens_are_of_steps_with_interactive_requests(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -195,6 +237,52 @@ def test_plan_needs_fewer_replicas_where_caches_answer(capsys: pytest.CaptureFix
     several = planned(capsys, "--pinned-len", "512", "--pinned-prefixes", "40")
     assert pinned["num_replicas"] < plain["num_replicas"]
     assert pinned["kv_tokens"] - several["kv_tokens"] == 39 * 512
+
+
+def test_break_even_is_in_requests_of_which_a_part_is_computed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At a price of 1.5 times what a full replica saves, half of the answers must be stored."""
+    asked = ["plan", "llama-3.1-8b", *COMMAND, "--request-rate", "20", "--max-devices", "1"]
+
+    def bill(price: float, *more: str) -> tuple[float | None, float]:
+        assert main([*asked, "--price-per-hour", str(price), *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found["bill"]["break_even_rate"], found["fleets"][0]["rate"]
+
+    rate, full = bill(0.01)
+    assert rate is not None
+    price = 0.01 * 1.5 * full / rate
+    assert bill(price)[0] is None
+    found, _ = bill(price, "--response-cache-share", "0.5")
+    assert found == pytest.approx(1.5 * full)
+
+
+def test_split_pools_embed_questions_and_keep_pinned_prefixes() -> None:
+    machine = build_replica(
+        load_planning_spec("llama-3.1-8b"), load_catalogue()["l4"], Layout(), kv_dtype="bfloat16"
+    )
+    slo, plain = Slo.parse("ttft:4000 tpot:100"), demand_of([(1024, 128)], 20.0)
+    answers = StoredAnswers(similar=0.3, question=512)
+
+    def split(**more: object) -> DisaggregatedPools:
+        found = smallest_pools((machine,), msgspec.structs.replace(plain, **more), slo)
+        assert found is not None
+        return found
+
+    assert split(answers=answers).prefill_s > split().prefill_s
+    assert split(pinned=PinnedPrefixes(tokens=512)).prefill_s < split().prefill_s
+
+    def num_batches(count: int) -> int:
+        """Of prompts of several lengths, how many batch sizes fit."""
+        pinned = PinnedPrefixes(tokens=16, count=count)
+        loads = [demand_of([(isl, 128)], 1.0) for isl in range(600, 1600, 100)]
+        return sum(
+            len(list(_decode_batches(machine, msgspec.structs.replace(load, pinned=pinned))))
+            for load in loads
+        )
+
+    assert num_batches(1) > num_batches(400) > num_batches(10_000) == 0
 
 
 def test_demand_of_what_is_computed() -> None:
@@ -231,6 +319,7 @@ def test_demand_of_what_is_computed() -> None:
         ("plan", "--question-len 9", "no effect"),
         ("plan", "--pinned-prefixes 2", "no effect"),
         ("plan", "--pinned-len 1024", "leaves nothing"),
+        ("plan", "--pinned-len 512 --kv-tier-memory-share 0.5", "leave nothing"),
         ("plan", "--response-cache-share 1", "nothing to plan for"),
     ],
 )

@@ -134,6 +134,15 @@ class KvLayout(msgspec.Struct, frozen=True):
         kept = places - self.first_place(max(0, num_tokens - 1), block_size)
         return places * bool(self.full) + kept * len(self.windowed)
 
+    def shared_blocks(self, num_tokens: int, num_shared: int, block_size: int) -> int:
+        """Of those blocks, the ones full of the first `num_shared` tokens: what sequences with the
+        same beginning have in common."""
+        places = num_shared // block_size
+        if not self.windowed:
+            return places
+        given_back = self.first_place(max(0, num_tokens - 1), block_size)
+        return places * bool(self.full) + max(0, places - given_back) * len(self.windowed)
+
     def held_bytes(self, context: int) -> int:
         """Bytes of KV cache that one sequence of `context` tokens holds while it decodes.
 

@@ -46,7 +46,7 @@ class StoredAnswers(msgspec.Struct, frozen=True, kw_only=True):
 class PinnedPrefixes(msgspec.Struct, frozen=True, kw_only=True):
     """Prefixes of that many tokens, one of which every prompt begins with, that stay in the cache.
 
-    At most half of the cache is pinned, as the engine's default says.
+    At most a quarter of the cache is pinned: what the engine's defaults let one account pin.
     """
 
     tokens: int = 0

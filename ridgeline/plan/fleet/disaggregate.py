@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ridgeline.plan.fleet.cache_needs import cache_needs
 from ridgeline.plan.fleet.demand import Demand, wait_quantile
 from ridgeline.plan.fleet.search import Candidate, batch_sizes
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
@@ -144,7 +145,9 @@ def _split(
     TPOT is that of a decode replica with one standard deviation more in flight.
     """
     transfer_s = transfer_seconds(prefill, demand)
-    prompt_s = prefill.uniform(1, demand.isl - demand.found, demand.found, sampled=1).seconds
+    prompt_s = prefill.uniform(
+        1, demand.computed_isl - demand.found, demand.found, sampled=1
+    ).seconds
     # osl, not osl - 1: the step in progress on arrival
     held_s = demand.osl * pool.tpot_s + transfer_s
     left_s = min(
@@ -193,11 +196,12 @@ def _prefill_rate(
 
 def _decode_batches(machine: Replica, demand: Demand) -> Iterator[int]:
     """Mean batches whose answers fit a decode replica's cache with three deviations to spare."""
-    per_request = machine.cost.kv_tokens(demand.isl + demand.osl)
+    needs = cache_needs(machine, demand)
     for batch in batch_sizes():
         num_seqs = math.ceil(batch + 3 * math.sqrt(batch))
         limits = MemoryLimits(max_num_batched_tokens=num_seqs, max_num_seqs=num_seqs)
-        if memory_budget(machine, limits).kv_tokens < num_seqs * per_request:
+        kv_tokens = needs.room(memory_budget(machine, limits).kv_tokens)
+        if kv_tokens < num_seqs * needs.per_request:
             return
         yield batch
 

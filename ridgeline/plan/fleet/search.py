@@ -24,6 +24,7 @@ from ridgeline.modelspec.cost.parameters import num_kv_heads
 from ridgeline.modelspec.cost.serving_formats import WIDE_DTYPES, quantised_as
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.published_efficiency import interval
+from ridgeline.plan.fleet.cache_needs import cache_needs
 from ridgeline.plan.fleet.demand import Demand, meets_slo
 from ridgeline.plan.fleet.queueing import PoissonLoad, load_in_flight
 from ridgeline.plan.step_time.adapters import NO_ADAPTERS, AdapterLoad
@@ -45,7 +46,6 @@ BATCH_STEP = 1.5
 RATE_MARGIN = 0.95
 """Planned share of the rate at which the quantiles meet the SLO: where a queue is about to form,
 they are up to 5 % of the rate off (tests/plan/test_plan_against_simulation.py)."""
-MAX_PINNED = 0.5  # of the cache, by pinned prefixes
 ABANDON_RATIO = 3.0  # latencies this many times over the SLO end the search for larger batches
 MAX_BATCH = 1024
 MAX_EXPERT_DEVICES = 32
@@ -291,9 +291,7 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """A candidate for each batch and token budget that fits this replica."""
     price = _price(machine.device, space)
-    shared = machine.cost.kv_tokens(demand.pinned.tokens) if demand.pinned.tokens else 0
-    per_request = machine.cost.kv_tokens(demand.isl + demand.osl) - shared
-    longest = machine.cost.kv_tokens(demand.longest) - shared
+    needs = cache_needs(machine, demand)
     for tokens in space.token_budgets:
         for batch in batch_sizes():
             point = _point(demand, batch, tokens)
@@ -301,12 +299,8 @@ def _candidates(
             if spread is None:
                 break
             limits = MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=spread.max_num_seqs)
-            kv_tokens = memory_budget(machine, limits).kv_tokens
-            pinned = math.ceil(demand.pinned.count * shared)
-            if pinned > MAX_PINNED * kv_tokens:
-                break
-            kv_tokens -= pinned
-            if kv_tokens < max(longest, spread.max_num_seqs * per_request):
+            kv_tokens = needs.room(memory_budget(machine, limits).kv_tokens)
+            if kv_tokens < max(needs.longest, spread.max_num_seqs * needs.per_request):
                 break
             candidate = _candidate(machine, demand, slo, (point, spread, kv_tokens), price)
             yield candidate

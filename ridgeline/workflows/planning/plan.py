@@ -40,6 +40,7 @@ from ridgeline.plan.deploy.clusters import (
 )
 from ridgeline.plan.deploy.launch import LaunchPlan, launch_commands
 from ridgeline.plan.deploy.manifests import Manifests, render_manifests
+from ridgeline.plan.fleet.cache_needs import check_pins
 from ridgeline.plan.fleet.demand import Demand, PinnedPrefixes, StoredAnswers, demand_of
 from ridgeline.plan.fleet.disaggregate import DisaggregationVerdict, judge_disaggregation
 from ridgeline.plan.fleet.infeasible import explain_infeasible
@@ -159,7 +160,7 @@ def plan(options: PlanOptions) -> PlanResult:
     else:
         demand, traffic = live_demand(options, spec)
     slo = Slo.parse(options.slo)
-    demand = _with_caches(_with_batches(demand, options), options)
+    demand = _with_caches(_with_batches(demand, options), options, spec)
     _check_context(options, demand, spec)
     space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
     search_result = search(spec, demand, slo, space, catalogue)
@@ -232,7 +233,7 @@ def _with_batches(demand: Demand, options: PlanOptions) -> Demand:
     )
 
 
-def _with_caches(demand: Demand, options: PlanOptions) -> Demand:
+def _with_caches(demand: Demand, options: PlanOptions, spec: ModelSpec) -> Demand:
     """The demand with the requests that a response cache answers, and with pinned prefixes.
 
     Raises BadInput for options that would have no effect, or leave nothing to plan for.
@@ -252,6 +253,14 @@ def _with_caches(demand: Demand, options: PlanOptions) -> Demand:
             value=options.pinned_len,
             limit=f"below the mean prompt of {demand.isl:,} tokens",
         )
+    in_tiers = 0 if demand.tiers is None else demand.tiers.tokens
+    if demand.cached < options.pinned_len and options.pinned_len + in_tiers >= demand.isl:
+        raise BadInput(
+            "--pinned-len and the tokens in tiers of the KV cache leave nothing of a prompt",
+            value=f"{options.pinned_len:,} and {in_tiers:,}",
+            limit=f"below the mean prompt of {demand.isl:,} tokens together",
+        )
+    check_pins(spec, options.pinned_len)
     question = options.question_len or QUESTION_TOKENS
     return msgspec.structs.replace(
         demand,
@@ -497,11 +506,13 @@ def _bill(
     if not hosts:
         return bill
     per_request, host = min(hosts, key=lambda pair: pair[0])
+    # A replica's rate is of the requests that it computes; the API is paid for all of them.
+    of_all = msgspec.structs.replace(best, rate=best.rate / demand.answers.computed_share)
     return msgspec.structs.replace(
         bill,
         api=f"{host.name}, {host.as_of}",
         api_per_month=per_request * demand.rate * 3600 * HOURS_PER_MONTH,
-        break_even_rate=break_even(best, hourly, per_request).rate,
+        break_even_rate=break_even(of_all, hourly, per_request).rate,
     )
 
 

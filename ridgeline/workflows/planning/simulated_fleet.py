@@ -24,9 +24,11 @@ from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.hardware.links import with_links
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSampler
+from ridgeline.plan.fleet.cache_needs import check_pins
 from ridgeline.plan.simulate.answer_cache import AnswerCache
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.further_models import FurtherModel, divide_memory
@@ -100,6 +102,7 @@ def fleet_plan(
             "computed where they are taken",
             fix="leave one of them out",
         )
+    check_pins(kinds[0][0].spec, options.pinned_len)
     if sum(count for _, count in kinds) > MAX_REPLICAS:
         raise BadInput("--accelerator names too many replicas", limit=f"{MAX_REPLICAS:,}")
     replicas = _builds(options, kinds, longest_request)
@@ -316,7 +319,7 @@ def _scheduler_factory(
         # Counting free blocks is faster, but only named blocks can be cached or preempted.
         named = options.enable_prefix_caching or options.batch_share
         pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
-        caching = options.enable_prefix_caching
+        caching = options.enable_prefix_caching and not has_states(model.spec)
         cache = PrefixCache(pool, layout=limits.kv_layout) if caching else NoPrefixCache()
         if isinstance(cache, PrefixCache):
             cache.pins = PrefixPins(int(share * (num_blocks // limits.kv_layout.num_groups)))
