@@ -15,6 +15,8 @@ HIT_TOKEN_S = 5e-5
 """Measured on `ridgeline serve demo` with two busy cores: 0.9 to 10 ms, and 40 to 90 us a token."""
 ENTRY_BYTES, TOKEN_BYTES = 600, 132
 """Of a stored answer in the server, without log-probabilities."""
+QUESTION_TOKENS = 64
+"""Of a question that is embedded, without --question-len."""
 MAX_SHARE = 0.5
 """Of the bound, what the answers of one tenant may take, as in the server; simulated requests are
 of one tenant."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ridgeline.diagnose.conditions import Value, seconds
-from ridgeline.plan.simulate.answer_cache import TOKEN_BYTES, hit_s
+from ridgeline.plan.simulate.answer_cache import ENTRY_BYTES, QUESTION_TOKENS, TOKEN_BYTES, hit_s
 from ridgeline.report.numbers import rounded
 
 Lines = tuple[tuple[str, str], ...]
 
+FREE_BELOW = 0.9  # of the slots and of the time, for work in the background to have room
 LINK_BYTES_S = 10e9 / 8
 """A network of 10 Gbit/s, for the example of servers on different machines."""
 
@@ -60,18 +61,18 @@ def _tiers(facts: Mapping[str, Value]) -> Lines:
 
 def _disaggregation(facts: Mapping[str, Value]) -> Lines:
     """What a prompt's step adds to the time between tokens, against moving its blocks."""
-    step_s, chunk_s = (_number(facts, name) for name in ("full_step_s", "prompt_step_s"))
+    step_s, mixed_s = (_number(facts, name) for name in ("full_step_s", "mixed_step_s"))
     prompt = _number(facts, "mean_prompt_tokens")
     moved = prompt * _number(facts, "model_kv_bytes_per_token")
     shared_s = 2 * moved / _number(facts, "memory_bandwidth_bytes_s")
     compute_s = _number(facts, "prompt_s")
     slo = facts.get("slo_tpot_s")
-    misses = slo is not None and step_s <= float(str(slo)) < step_s + chunk_s
+    misses = slo is not None and step_s <= float(str(slo)) < mixed_s
     return (
         (
             "here",
             f"a step of {_number(facts, 'running_seqs'):.0f} sequences takes at least "
-            f"{seconds(step_s)}, and {seconds(step_s + chunk_s)} with "
+            f"{seconds(step_s)}, and {seconds(mixed_s)} with "
             f"{_number(facts, 'prompt_step_tokens'):,.0f} prompt tokens in it",
         ),
         (
@@ -115,21 +116,11 @@ def _replicas(facts: Mapping[str, Value]) -> Lines:
     )
 
 
-QUESTION_TOKENS = 64
-"""Of a question that is compared, as `plan --question-len` assumes."""
-
-
-def _answer_s(facts: Mapping[str, Value]) -> tuple[float, float]:
-    """Least seconds of a mean request that runs alone, and of its stored answer."""
-    output = _number(facts, "mean_output_tokens")
-    computed_s = _number(facts, "prompt_s") + output * _number(facts, "alone_token_s")
-    return computed_s, hit_s(round(output))
-
-
 def _response_cache(facts: Mapping[str, Value]) -> Lines:
     """A stored answer against a computed one, and the memory it takes."""
-    computed_s, stored_s = _answer_s(facts)
-    num_bytes = TOKEN_BYTES * _number(facts, "mean_output_tokens")
+    output = _number(facts, "mean_output_tokens")
+    computed_s = _number(facts, "prompt_s") + output * _number(facts, "alone_token_s")
+    stored_s, num_bytes = hit_s(round(output)), ENTRY_BYTES + TOKEN_BYTES * output
     gained = computed_s / stored_s
     return (
         (
@@ -147,16 +138,18 @@ def _response_cache(facts: Mapping[str, Value]) -> Lines:
 
 
 def _semantic_cache(facts: Mapping[str, Value]) -> Lines:
-    """The embeddings of all questions against what the hits save."""
-    computed_s, stored_s = _answer_s(facts)
-    per_token_s = _number(facts, "prompt_s") / _number(facts, "mean_prompt_tokens")
-    embedded_s = QUESTION_TOKENS * per_token_s
-    needed = embedded_s / (computed_s - stored_s) if computed_s > stored_s else 1.0
+    """The embeddings of all questions against what the hits save: both in time of the machine.
+
+    A request that shares its steps costs the machine less than it takes.
+    """
+    embedded_s, request_s = _number(facts, "question_s"), 1 / _number(facts, "carried_req_s")
+    needed = embedded_s / request_s
     return (
         (
             "here",
             f"embedding a question of {QUESTION_TOKENS} tokens takes at least "
-            f"{seconds(embedded_s)}, a hit saves {seconds(max(0.0, computed_s - stored_s))}",
+            f"{seconds(embedded_s)} of the machine's time; a hit saves the {seconds(request_s)} "
+            "that a request of a full machine takes of it",
         ),
         (
             "no" if needed >= 1 else "yes",
@@ -201,13 +194,15 @@ def _background(facts: Mapping[str, Value]) -> Lines:
     if facts.get("request_rate_req_s") is None:
         return (*lines, ("how many", "give the load: --request-rate R"))
     output, rate = _number(facts, "mean_output_tokens"), _number(facts, "request_rate_req_s")
-    busy = min(slots, rate * (_number(facts, "prompt_s") + output * full_s))
+    busy = min(slots, rate * (_number(facts, "cached_prompt_s") + output * alone_s))
+    taken = rate / _number(facts, "carried_req_s")
     return (
         *lines,
         (
-            "yes" if busy < 0.9 * slots else "no",
-            f"does {rate:g} requests/s leave slots to batch requests? It occupies at most "
-            f"{busy:.1f} of {slots:.0f}.",
+            "yes" if taken < FREE_BELOW and busy < FREE_BELOW * slots else "no",
+            f"does {rate:g} requests/s leave room for batch requests? It occupies at least "
+            f"{busy:.1f} of {slots:.0f} slots, and takes at least {min(1.0, taken):.0%} of the "
+            "machine's time.",
         ),
     )
 

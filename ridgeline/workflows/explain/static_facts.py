@@ -25,6 +25,7 @@ from ridgeline.modelspec.cost import (
     resident_weight_bytes,
     step_work,
 )
+from ridgeline.plan.simulate.answer_cache import QUESTION_TOKENS
 from ridgeline.plan.step_time.memory import held_tokens
 from ridgeline.records import Slo
 from ridgeline.roofline import Peaks, bound
@@ -89,7 +90,8 @@ def static_facts(
     running = max(1, min(resolved.max_num_seqs, int(str(facts["kv_seqs"]))))
     middle = held_tokens(policy, prompt, prompt + output // 2)
     facts |= _decode_facts(bounds, running, middle, slo)
-    facts |= _prompt_facts(bounds, resolved, prompt, float(str(facts["shared_prompt_share"])))
+    shared = float(str(facts["shared_prompt_share"]))
+    facts |= _prompt_facts(bounds, resolved, prompt, shared, [(1, middle)] * running)
     facts |= _load_facts(facts, running, output, request_rate)
     return facts
 
@@ -162,8 +164,13 @@ def _largest(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def _prompt_facts(
-    bounds: PhaseBounds, resolved: ResolvedSettings, prompt: int, shared: float
+    bounds: PhaseBounds,
+    resolved: ResolvedSettings,
+    prompt: int,
+    shared: float,
+    decoding: Sequence[tuple[int, int]],
 ) -> dict[str, Value]:
+    """Prompts alone, and a step full of them by itself and with the `decoding` sequences in it."""
     cached = min(prompt - 1, int(shared * prompt))
     budget = resolved.max_num_batched_tokens
     if not resolved.enable_chunked_prefill:
@@ -171,11 +178,14 @@ def _prompt_facts(
     shapes = [(prompt, 0)] * (budget // prompt)
     if budget % prompt:
         shapes.append((budget % prompt, 0))
+    mixed = [*shapes, *decoding]
     return {
         "prompt_s": bounds.prompt(prompt),
         "cached_prompt_s": bounds.prompt(prompt - cached, cached),
         "prompt_step_tokens": budget,
         "prompt_step_s": bounds.seconds(step_work(bounds.model, shapes, len(shapes))),
+        "mixed_step_s": bounds.seconds(step_work(bounds.model, mixed, len(mixed))),
+        "question_s": bounds.prompt(QUESTION_TOKENS),
     }
 
 

@@ -52,6 +52,7 @@ from ridgeline.plan.fleet.search import (
     other_layouts,
     search,
 )
+from ridgeline.plan.simulate.answer_cache import QUESTION_TOKENS
 from ridgeline.plan.step_time.adapters import AdapterLoad
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
 from ridgeline.plan.step_time.replica import Replica, build_replica
@@ -67,7 +68,6 @@ from ridgeline.workflows.planning.live_demand import LiveTraffic, live_demand
 from ridgeline.workflows.planning.plan_page import plan_page
 
 MAX_FLEETS_SHOWN = 8
-QUESTION_TOKENS = 64  # of --question-len
 NUM_SAMPLES = 1000  # requests of a workload that its lengths are taken from
 
 

@@ -12,6 +12,7 @@ from ridgeline.config.units import MAX_REQUESTS
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
+from ridgeline.plan.simulate.answer_cache import QUESTION_TOKENS
 from ridgeline.plan.simulate.further_models import FurtherModel
 from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.simulate.records import SimulatedRequest
@@ -19,7 +20,6 @@ from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
 from ridgeline.workflows.planning.pack import read_model_rows
 
 BATCHES_PER_WINDOW = 100
-QUESTION_TOKENS = 64
 Lengths = tuple[int, int, tuple[int, ...]]
 """Prompt tokens, output tokens, and the ids of the prompt's shared leading blocks."""
 

@@ -112,15 +112,15 @@ def _drafts(facts: Facts, keeps: float | None) -> str:
 
 
 def _stalls(facts: Facts, keeps: float | None) -> str:
-    step_s, chunk_s = (_number(facts, name) for name in ("full_step_s", "prompt_step_s"))
+    step_s, mixed_s = (_number(facts, name) for name in ("full_step_s", "mixed_step_s"))
     limit = facts.get("slo_tpot_s")
     text = (
         f"a step of decoding takes at least {seconds(step_s)}, and one with "
-        f"{_number(facts, 'prompt_step_tokens'):,.0f} tokens of prompts {seconds(chunk_s)}"
+        f"{_number(facts, 'prompt_step_tokens'):,.0f} tokens of prompts in it {seconds(mixed_s)}"
     )
     if limit is None:
         return text
-    verb = "exceeds" if chunk_s > float(str(limit)) else "keeps"
+    verb = "exceeds" if mixed_s > float(str(limit)) else "keeps"
     return f"{text}, which {verb} the TPOT limit of {seconds(float(str(limit)))}"
 
 

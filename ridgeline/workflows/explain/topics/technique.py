@@ -8,10 +8,15 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
+
 from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.optimize import ladder
 from ridgeline.workflows.explain.fleet_figures import FLEET_TECHNIQUES, fleet_figures
+from ridgeline.workflows.explain.topics import normalise
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
+from ridgeline.workflows.explain.topics.method_rows import Method, gain_here
+from ridgeline.workflows.explain.topics.method_rows import rows as method_rows
 
 
 @cache
@@ -38,7 +43,7 @@ def page(id: str, context: TopicContext) -> TopicPage:
         for answer in context.answers
         if id in answer.techniques
     )
-    figures = fleet_figures(id, context.facts) if id in FLEET_TECHNIQUES else ()
+    figures = fleet_figures(id, context.facts) if id in FLEET_TECHNIQUES else _gain(id, context)
     fixes = tuple(("fixes", rule.fix) for rule in shipped_rules() if rule.rung in rungs)
     lines = (
         ("honesty", row["honesty"]),
@@ -70,6 +75,30 @@ def verdicts(ids: Sequence[str], context: TopicContext) -> tuple[tuple[str, str]
     if len(found) == 1:
         return ((found[0].verdict, found[0].reason),)
     return tuple((rung.verdict, f"{rung.title}: {rung.reason}") for rung in found)
+
+
+def _gain(id: str, context: TopicContext) -> tuple[tuple[str, str], ...]:
+    method = method_of(id)
+    return () if method is None else (("here", gain_here(method, context.facts)),)
+
+
+def method_of(id: str) -> Method | None:
+    """The row of the field for the technique: of one of its names, or the first that it is.
+
+    Without a share that is left, where rows of other names differ in it.
+    """
+    found = [row for row in method_rows().values() if id in row.ours]
+    spelt = {_spelt(name) for name, known in names().items() if known == id}
+    named = [row for row in found if any(_spelt(name) in spelt for name in (row.id, *row.also))]
+    if named or not found:
+        return named[0] if named else None
+    first = next((row for row in found if row.ours[0] == id), found[0])
+    alike = len({(row.moves, row.keeps) for row in found}) == 1
+    return first if alike else msgspec.structs.replace(first, keeps=None)
+
+
+def _spelt(name: str) -> str:
+    return normalise(name).replace(" ", "")
 
 
 def _rungs(id: str) -> set[str]:
