@@ -234,6 +234,7 @@ def test_contradictory_entries_are_refused(tmp_path: Path, text: str, message: s
         ('stock = "l4=1"', "", "no model of the fleet has a rate"),
         ("drain_s = 100_000_000_000", "", "drain_s"),
         ('host = "300.1.1.1"', "", "host is not an address"),
+        (f'host = "{"a" * 64}.example"', "", "host is not an address"),
         ("", "max_replicas = 1_000_000_000", "max_replicas"),
         ("", "target_in_flight = 3.0", "without max_replicas"),
         ("", "allowed_wait_s = 3.0", "without max_replicas"),

@@ -156,10 +156,9 @@ def _check_gateway(fleet: FleetFile) -> None:
         )
     try:
         socket.getaddrinfo(fleet.host, None, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise BadInput(
-            f"the gateway's host is not an address: {error.strerror}", value=fleet.host
-        ) from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"the gateway's host is not an address: {why}", value=fleet.host) from None
     if not 0 <= fleet.drain_s <= _MAX_DRAIN_S:
         raise BadInput(
             "drain_s is out of range", value=fleet.drain_s, limit=f"0..{_MAX_DRAIN_S} seconds"
