@@ -47,6 +47,7 @@ from ridgeline.serve.generation.request import (
 )
 from ridgeline.serve.generation.respond import request_id, response_headers
 from ridgeline.serve.generation.resume import (
+    IDENTITY_HEADER,
     LOG_KEY,
     RESUMABLE_HEADER,
     RESUME_FIELD,
@@ -319,8 +320,12 @@ class Service:
             source = AnswerRecorder(self.engine, cache, key, request, place)
         else:
             source = AnswerReplay(found.answer, self.metrics.now)
-        result = {RESPONSE_CACHE_HEADER: _result_text(found, cache.index)}
-        return source, replace(request, headers={**request.headers, **result})
+        headers = {**request.headers, RESPONSE_CACHE_HEADER: _result_text(found, cache.index)}
+        if found is not None and found.similarity is not None:
+            # another server would compute another answer, and so not continue this one
+            headers.pop(IDENTITY_HEADER, None)
+            request = replace(request, is_resumable=False)
+        return source, replace(request, headers=headers)
 
     def _adapter(self, options: RequestOptions) -> str:
         return "" if options.model in (None, self.name) else str(options.model)

@@ -18,6 +18,7 @@ from ridgeline.config.server import ServerOptions
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.records import Finished, Token, Usage
 from ridgeline.serve.app import create_app
+from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER
 from ridgeline.serve.response_cache.cache import ResponseCache
 from ridgeline.serve.response_cache.semantic import ScopedVector, SemanticIndex
 from ridgeline.serve.service import RESPONSE_CACHE_HEADER
@@ -108,6 +109,17 @@ async def test_similar_question_gets_the_stored_answer_with_its_similarity(
     assert 'result="semantic_hit"} 2.0' in metrics
     assert "ridgeline_semantic_cache_threshold{" in metrics
     assert "ridgeline_semantic_cache_false_hit_bound{" in metrics
+
+
+async def test_no_gateway_continues_the_answer_of_a_similar_question(pairs_file: Path) -> None:
+    async with client_of(MeaningfulEngine(), pairs_file) as http:
+        await results(http, chat("X first"))
+        for text, result in (("X first", "hit"), ("X second", "semantic-hit")):
+            body, headers = chat(text, stream=True), {RESUMABLE_HEADER: "1"}
+            reply = await http.post("/v1/chat/completions", json=body, headers=headers)
+            assert reply.headers[RESPONSE_CACHE_HEADER].startswith(result)
+            assert (IDENTITY_HEADER in reply.headers) == (result == "hit")
+            assert (b"\n\n: " in reply.content) == (result == "hit")
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
