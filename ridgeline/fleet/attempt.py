@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import msgspec
 
@@ -13,11 +14,19 @@ from ridgeline.fleet.parking import Parking
 from ridgeline.fleet.prefill.pool import Handle
 from ridgeline.fleet.relay import BrokenStream
 from ridgeline.fleet.upstream import BackendLost, Headers, UpstreamConnection
+from ridgeline.serve.errors import ApiError
 from ridgeline.serve.generation.handover import TRANSFER_FIELD
 from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER, RESUME_FIELD
 
 _PAUSE_S = 0.1
 _MAX_WHOLE_BYTES = 256 << 20
+_OPENING_PATHS = ("/v1/messages", "/v1/responses")
+"""Their streams begin with events before the prompt is computed, and their output is in deltas."""
+_DELTA = re.compile(rb'"type": ?"[a-z_.]*delta"')
+_OTHER = (
+    "the servers compute another answer than the one that this stream began with: send the request "
+    "again without Last-Event-ID"
+)
 _KEPT_BACK = {
     *(b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server"),
     IDENTITY_HEADER.encode(),
@@ -55,7 +64,7 @@ class Attempt:
     async def answer(self, connection: UpstreamConnection, response: ClientResponse) -> bool:
         """Relay the response; False if the backend asks another one to continue it.
 
-        Raises BackendLost or BrokenStream.
+        Raises BackendLost, BrokenStream, or ApiError if it does not fit what the client has.
         """
         headers = dict(connection.headers)
         if not headers.get(b"content-type", b"").startswith(b"text/event-stream"):
@@ -66,7 +75,14 @@ class Attempt:
             return True
         relay = self.call.relay
         relay.begin(headers.get(IDENTITY_HEADER.encode()))
-        await self._relay(connection, response)
+        try:
+            await self._relay(connection, response)
+        except (BackendLost, BrokenStream):
+            if relay.is_other:
+                raise ApiError(409, _OTHER) from None
+            if not (relay.is_resumable and relay.has_ended):
+                raise
+            await response.drain()  # the client has all of it
         if relay.is_resumable and not relay.has_ended:
             if relay.is_migrating:
                 return False
@@ -79,17 +95,18 @@ class Attempt:
 
     async def _relay(self, connection: UpstreamConnection, response: ClientResponse) -> None:
         """Pass the stream on. Raises BackendLost or BrokenStream, and BackendLost too for a stream
-        that stands still once it has begun: before, it may wait in a queue."""
+        that stands still once it has output: before, its prompt may be waiting."""
         call, relay = self.call, self.call.relay
         while data := await connection.read():  # until the first whole event
             self._note_first()
-            if passed := relay.feed(data):
+            passed = relay.feed(data)
+            self._begin_watch(connection, passed)
+            if passed:
                 if not response.has_started:
                     await response.start(200, response_headers(connection))
                 call.num_bytes += len(passed)
                 call.num_first_units = relay.num_units if relay.identity else len(passed)
                 response.write(passed)
-                self._watch_stall(connection)
                 break
 
         def pass_on(data: bytes) -> bool:
@@ -99,6 +116,7 @@ class Attempt:
                 connection.close()
                 return False
             call.num_bytes += len(passed)
+            self._begin_watch(connection, passed)
             return not passed or response.write(passed)
 
         while not connection.is_complete:
@@ -108,6 +126,18 @@ class Attempt:
         if rest := connection.take_rest():
             pass_on(rest)
             await response.drain()
+
+    def _begin_watch(self, connection: UpstreamConnection, passed: bytes) -> None:
+        """Watch the stream from its first token on."""
+        if self._stall_timer is not None:
+            return
+        if self.call.relay.is_resumable:
+            has_output = self.call.relay.has_output
+        else:
+            is_opened_early = self.call.path in _OPENING_PATHS
+            has_output = bool(_DELTA.search(passed) if is_opened_early else passed)
+        if has_output:
+            self._watch_stall(connection)
 
     def _watch_stall(self, connection: UpstreamConnection) -> None:
         """Give the stream up if it stands still."""

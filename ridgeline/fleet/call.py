@@ -52,8 +52,8 @@ class RoutedCall(msgspec.Struct, kw_only=True):
     `stopping`: backends that have refused it because they were stopping.
 
     What came of it: `status` is that of its response, 0 before; `answer` the body of one that is
-    not a stream. `sent_s`, `first_s` and `ended_s` are instants of the event loop's clock: sent to
-    the last backend, its first byte, and the end. `failed_arms`: versions with a backend that
+    not a stream. `sent_s`, `first_s` and `ended_s` are instants of the gateway's RunningClock: sent
+    to the last backend, its first byte, and the end. `failed_arms`: versions with a backend that
     failed it, even if another one answered.
     """
 

@@ -379,7 +379,7 @@ class Gateway:
         call.num_retries += 1
         if status >= 500:
             call.failed_arms.add(backend.arm)
-        if response.has_started or call.relay.is_bound:
+        if response.has_started:
             if status not in _RETRIED and status != 429:
                 raise ApiError(502, "a backend refused to continue the stream")
             await asyncio.sleep(min(_MAX_PAUSE_S, _PAUSE_S * 1.2**call.num_retries))

@@ -1,9 +1,11 @@
 """Streams that a client may continue after losing its connection, by the id of its last event.
 
-A client that sends `x-ridgeline-event-ids` gets an id with every event, a `StreamPosition`. To
-continue, it sends the same body again with `Last-Event-ID`. The tokens of its stream are kept for
-two minutes by the gateway that had it. Another gateway, or this one later, has them computed again,
-which gives the same, and leaves out what the client has.
+A client that sends `x-ridgeline-event-ids` gets an id, a `StreamPosition`, with the last event of
+every update. To continue, it sends the same body again with `Last-Event-ID`. The tokens of its
+stream are kept for two minutes by the gateway that had it. Another gateway, or this one later, has
+them computed again, and leaves out what the client has. Servers with the same weights, settings,
+version and kind of CPU or GPU compute the same; where the checksum of the tokens differs, the
+answer is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections import OrderedDict
 import msgspec
 
 from ridgeline.fleet.call import RoutedCall
-from ridgeline.fleet.relay import StreamPosition, StreamRelay
+from ridgeline.fleet.relay import BrokenStream, StreamPosition, StreamRelay
 from ridgeline.serve.errors import ApiError
 
 _KEPT_S = 120.0
@@ -36,7 +38,10 @@ class RetainedStreams:
     def keep(self, call: RoutedCall) -> None:
         """Keep the stream of a call whose client is gone, or may be."""
         identity = call.relay.identity
-        if identity is not None:
+        if call.relay.is_other:
+            assert identity is not None
+            self._kept.pop(identity.id, None)
+        elif identity is not None:
             until_s = asyncio.get_running_loop().time() + _KEPT_S
             self._kept[identity.id] = _Kept(call.digest, call.relay, until_s)
             self._kept.move_to_end(identity.id)
@@ -56,7 +61,10 @@ class RetainedStreams:
         kept = self._kept.get(position.identity.id)
         if kept is not None and kept.digest == digest and kept.relay.identity == position.identity:
             if asyncio.get_running_loop().time() <= kept.until_s:
-                relay.take_over(kept.relay)
+                try:
+                    relay.take_over(kept.relay)
+                except BrokenStream:  # another gateway had other tokens computed
+                    return StreamRelay(StreamPosition.parse(last_event_id, digest))
             else:
                 del self._kept[position.identity.id]
         return relay

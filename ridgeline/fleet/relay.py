@@ -8,20 +8,27 @@ update (`serve/generation/resume.py`): it is taken out and kept, and read only i
 from __future__ import annotations
 
 import re
+from zlib import crc32
 
 import msgspec
 
+from ridgeline.serve.config import LIMITS
 from ridgeline.serve.generation.resume import ResumePoint, StreamIdentity
 
 _MAX_HELD_BYTES = 1 << 20
+_SUM_BITS = 0xFFFFFF
+_NOTHING = (0, 0)
 
 
 class BrokenStream(Exception):
-    """The backend's stream is not one of server-sent events."""
+    """The backend's stream is not one of server-sent events, or not the one that the client has."""
 
 
+_ERROR = re.compile(rb'^(?:event: error$|data: \{"error":)', re.MULTILINE)
+_CHOICE = r"\d{1,7}-[0-9a-f]{6}"
 _EVENT_ID = re.compile(
-    r"([!-~]{1,100})/(\d{1,12})\.(-?\d{1,20})\.([0-9a-f]{12})\.(o?)((?:\d{1,7}(?:_\d{1,7})*)?)(e?)"
+    r"([!-~]{1,100})/(\d{1,12})\.(-?\d{1,20})\.([0-9a-f]{12})\."
+    rf"(o?)((?:{_CHOICE}(?:_{_CHOICE}){{0,{LIMITS.max_choices - 1}}})?)(e?)"
 )
 
 
@@ -30,7 +37,8 @@ class StreamPosition:
 
     As text it is the id of an event, from which any gateway can have the rest of the stream
     produced again: `RESPONSE/CREATED.SEED.REQUEST.UPDATES`, where REQUEST is the beginning of the
-    digest of the request, and UPDATES as `o12_9`, `e` at the end.
+    digest of the request, and UPDATES as `o12-5c01d2_9-00b7fe`: how many of each choice, and a
+    checksum of their tokens; `e` at the end.
     """
 
     def __init__(self, request: bytes) -> None:
@@ -38,6 +46,7 @@ class StreamPosition:
         self.identity: StreamIdentity | None = None
         self.has_opening = self.has_end = False
         self.counts: list[int] = []
+        self.sums: list[int] = []
 
     @staticmethod
     def parse(text: str, request: bytes) -> StreamPosition | None:
@@ -47,12 +56,15 @@ class StreamPosition:
             return None
         position.identity = StreamIdentity(id=match[1], created=int(match[2]), seed=int(match[3]))
         position.has_opening, position.has_end = bool(match[5]), bool(match[7])
-        position.counts = [int(count) for count in match[6].split("_") if count]
+        choices = [choice.split("-") for choice in match[6].split("_") if choice]
+        position.counts = [int(count) for count, _ in choices]
+        position.sums = [int(checksum, 16) for _, checksum in choices]
         return position
 
     def event_id(self, identity: StreamIdentity) -> str:
         """The position in the stream of that identity, as an id of its latest event."""
-        counts = "_".join(map(str, self.counts))
+        choices = zip(self.counts, self.sums, strict=True)
+        counts = "_".join([f"{count}-{checksum:06x}" for count, checksum in choices])
         updates = f"{'o' if self.has_opening else ''}{counts}{'e' if self.has_end else ''}"
         return f"{identity.id}/{identity.created}.{identity.seed}.{self.request}.{updates}"
 
@@ -63,15 +75,20 @@ class StreamPosition:
         choice = choice_of(mark)
         return choice < len(self.counts) and number <= self.counts[choice]
 
-    def advance(self, mark: bytes, number: int) -> None:
-        """The client gets that update."""
+    def advance(self, mark: bytes, number: int, checksum: int) -> bool:
+        """The client gets that update, or has it; False if it has others. `checksum`: that of the
+        choice's tokens so far."""
         if mark in (b"open", b"end"):
             self.has_opening |= mark == b"open"
             self.has_end |= mark == b"end"
-            return
+            return True
         choice = choice_of(mark)
-        self.counts += [0] * (choice + 1 - len(self.counts))
-        self.counts[choice] = max(number, self.counts[choice])
+        missing = [0] * (choice + 1 - len(self.counts))
+        self.counts += missing
+        self.sums += missing
+        if number > self.counts[choice]:
+            self.counts[choice], self.sums[choice] = number, checksum & _SUM_BITS
+        return number < self.counts[choice] or checksum & _SUM_BITS == self.sums[choice]
 
 
 def choice_of(mark: bytes) -> int:
@@ -84,15 +101,18 @@ class StreamRelay:
 
     `identity`: None behind other servers. `num_units`: updates that backends have produced.
     `position`: where its client wants ids of the events; what lies before it is not passed on.
+    `has_output`: its present backend has produced a token, or the end of a choice. `is_other`: what
+    was computed again is not what the client has.
     """
 
     def __init__(self, position: StreamPosition | None = None) -> None:
         self.position = position
         self.identity = None if position is None else position.identity
         self._is_continued = self.identity is not None
-        self.has_ended = self.is_migrating = False
+        self.has_ended = self.is_migrating = self.has_output = self.is_other = False
         self.num_units = 0
-        self._numbers: dict[bytes, int] = {}  # updates by choice, where there is a position
+        # updates of each choice and the checksum of their tokens, where there is a position
+        self._known: dict[bytes, tuple[int, int]] = {}
         self._marks = bytearray()  # comments, one per line
         self._held = b""
 
@@ -107,7 +127,7 @@ class StreamRelay:
 
     def begin(self, identity: bytes | None) -> None:
         """A backend begins to answer. `identity`: the header of a resumable stream."""
-        self._held, self.is_migrating = b"", False
+        self._held, self.is_migrating, self.has_output = b"", False, False
         if not self.is_bound:  # the client has nothing of an earlier one
             self.identity = None
         if self.identity is None and identity is not None:
@@ -169,7 +189,7 @@ class StreamRelay:
             end = data.find(b"\n\n", mark)
             if end < 0:
                 break
-            is_new = self._take_mark(data[mark + 2 : end])
+            is_new = self._take_mark(data[mark + 2 : end], data[start:mark])
             if mark > start and self.position is not None and self.identity is not None:
                 if is_new:
                     event_id = self.position.event_id(self.identity).encode()
@@ -184,7 +204,7 @@ class StreamRelay:
 
     def take_over(self, earlier: StreamRelay) -> None:
         """Begin with the known part of the same stream, up to the position: it need not be
-        produced again."""
+        produced again. BrokenStream if the client has another part."""
         assert self.position is not None
         for mark in bytes(earlier._marks).splitlines():
             number = self._number(mark)
@@ -193,24 +213,45 @@ class StreamRelay:
         if self.position.has_opening:
             self._note_mark(b"open", 1)
 
-    def _take_mark(self, mark: bytes) -> bool:
-        """Note an update; whether it is new to the client."""
+    def _take_mark(self, mark: bytes, events: bytes) -> bool:
+        """Note an update; whether it is new to the client. Raises BrokenStream."""
         if mark == b"migrate":
             self.is_migrating = True
             return True
         self.has_ended |= mark == b"end"
+        self.has_output |= b":" in mark
         number = 0 if self.position is None else self._number(mark)
         is_new = self.position is None or not self.position.holds(mark, number)
         self._note_mark(mark, number)
+        if mark == b"end" and self.position is not None and not _ERROR.search(events):
+            self._check_end(self.position)
         return is_new
 
     def _number(self, mark: bytes) -> int:
         """The number of an update that comes now, among those of its choice."""
-        return self._numbers.get(mark.partition(b":")[0], 0) + 1
+        return self._known.get(mark.partition(b":")[0], _NOTHING)[0] + 1
 
     def _note_mark(self, mark: bytes, number: int) -> None:
         self.num_units += 1
         self._marks += mark + b"\n"
         if self.position is not None:
-            self._numbers[mark.partition(b":")[0]] = number
-            self.position.advance(mark, number)
+            self._compare(self.position, mark, number)
+
+    def _compare(self, position: StreamPosition, mark: bytes, number: int) -> None:
+        """Go on to an update. BrokenStream if what comes is not what the client has of it."""
+        choice, colon, token = mark.partition(b":")
+        checksum = self._known.get(choice, _NOTHING)[1]
+        if token:
+            checksum = crc32(token + b" ", checksum)
+        if colon:
+            self._known[choice] = number, checksum
+        if not position.advance(mark, number, checksum):
+            self.is_other = True
+            raise BrokenStream
+
+    def _check_end(self, position: StreamPosition) -> None:
+        """BrokenStream if what was computed again has ended before the position."""
+        own = [self._known.get(b"%d" % i, _NOTHING)[1] for i in range(len(position.sums))]
+        if [checksum & _SUM_BITS for checksum in own] != position.sums:
+            self.is_other = True
+            raise BrokenStream

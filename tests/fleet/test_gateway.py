@@ -47,7 +47,11 @@ def ridgeline(
                 return
             writer.write(chunk(event(token) + b": 0:%d\n\n" % token))
             await asyncio.sleep(0.002)
-        writer.write(chunk(b"data: [DONE]\n\n: end\n\n") + b"0\r\n\r\n")
+        writer.write(chunk(b"data: [DONE]\n\n: end\n\n"))
+        if dies_after == len(TOKENS):
+            await writer.drain()
+            raise ConnectionError
+        writer.write(b"0\r\n\r\n")
 
     return ScriptedBackend(answer)
 
@@ -274,17 +278,54 @@ async def test_client_continues_after_its_last_event() -> None:
         assert points == [[], [[10]]]
 
 
+async def test_stream_that_breaks_behind_its_end_is_complete() -> None:
+    dying, other = ridgeline(dies_after=len(TOKENS)), ridgeline()
+    async with gateway_over(dying, other) as http:
+        reply = await post(http)
+        assert reply.content == WHOLE and not other.bodies
+        assert await counter(http, "lost") == 0
+
+
+def id_of_event(checksum: str) -> str:
+    digest = digest_of("/v1/completions", msgspec.json.encode(BODY)).hex()[:12]
+    return f"c-1/1.1.{digest}.2-{checksum}"
+
+
+async def reconnect(http: httpx.AsyncClient, checksum: str = "000000") -> httpx.Response:
+    headers = {"last-event-id": id_of_event(checksum)}
+    return await http.post("/v1/completions", content=msgspec.json.encode(BODY), headers=headers)
+
+
+@pytest.mark.parametrize(("status", "times"), [(401, 1), (429, 1), (503, 4)])
+async def test_refusal_of_a_continuation_is_passed_on(status: int, times: int) -> None:
+    backend = refusing(status, b'{"error":{"message":"no"}}')
+    async with gateway_over(backend) as http:
+        reply = await reconnect(http)
+        assert reply.status_code == status and reply.json() == {"error": {"message": "no"}}
+        assert len(backend.bodies) == times
+        assert await counter(http, "lost") == 0
+
+
+async def test_another_answer_is_not_added_to_what_the_client_has() -> None:
+    async with gateway_over(ridgeline()) as http:
+        events = (await post(http, **{"x-ridgeline-event-ids": "1"})).content.split(b"\n\n")
+        last, checksum = events[1].partition(b"\nid: ")[2].decode().rsplit("-", 1)
+        for _ in range(2):
+            reply = await post(http, **{"last-event-id": f"{last}-0bad00"})
+            assert reply.status_code == 409 and "Last-Event-ID" in reply.json()["error"]["message"]
+            rest = await post(http, **{"last-event-id": f"{last}-{checksum}"})
+            assert rest.content.startswith(b'data: {"t":12}') and rest.status_code == 200
+    async with gateway_over(ridgeline()) as another:
+        assert (await reconnect(another)).status_code == 409
+        assert (await reconnect(another, checksum)).content == rest.content
+
+
 async def test_continuation_goes_to_no_server_that_cannot_continue() -> None:
     other = other_server()
     other.is_ridgeline = False
     async with gateway_over(other, park_timeout_s=0.2) as http:
         await asyncio.sleep(0.1)
-        digest = digest_of("/v1/completions", msgspec.json.encode(BODY)).hex()[:12]
-        reply = await http.post(
-            "/v1/completions",
-            content=msgspec.json.encode(BODY),
-            headers={"last-event-id": f"c-1/1.1.{digest}.2"},
-        )
+        reply = await reconnect(http)
         assert reply.status_code == 503 and not other.bodies
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from ridgeline.fleet.relay import BrokenStream, StreamPosition, StreamRelay
+from ridgeline.serve.config import LIMITS
 
 REQUEST = bytes(range(16))
 IDENTITY = b'{"id":"cmpl-1","created":5,"seed":9}'
@@ -98,7 +99,8 @@ def test_client_gets_ids_from_which_the_stream_goes_on() -> None:
     relay = StreamRelay(StreamPosition(REQUEST))
     events, ids = with_ids(relay, MARKED)
     start = f"cmpl-1/5.9.{REQUEST.hex()[:12]}."
-    assert ids == [start + end for end in ("o1", "o1_1", "o3_1", "o3_1e")]
+    plain = [re.sub("-[0-9a-f]{6}", "", event_id) for event_id in ids]
+    assert plain == [start + end for end in ("o1", "o1_1", "o3_1", "o3_1e")]
     for number, event_id in enumerate(ids[:-1], 1):
         kept, fresh = StreamRelay(position(event_id)), StreamRelay(position(event_id))
         kept.take_over(relay)
@@ -119,13 +121,14 @@ def test_choices_that_come_in_another_order_are_neither_repeated_nor_left_out() 
     before, ids = with_ids(first, data((0, 1), (0, 2), (1, 11), (0, 3)))
     again = StreamRelay(position(ids[-1]))
     after, ids = with_ids(again, data((1, 11), (1, 12), (0, 1), (0, 2), (1, 13), (0, 3), (0, 4)))
-    assert ids[-1].endswith(".4_3")
+    assert re.fullmatch(r".*\.4-[0-9a-f]{6}_3-[0-9a-f]{6}", ids[-1])
     whole = [b'data: {"c":%d,"t":%d}' % pair for pair in ((1, 12), (1, 13), (0, 4))]
     assert after == whole and len(before) == 4
 
 
 def test_another_backend_goes_on_in_the_middle_of_what_the_client_has() -> None:
-    relay = StreamRelay(position(f"cmpl-1/5.9.{REQUEST.hex()[:12]}.o3_1"))
+    _, ids = with_ids(StreamRelay(StreamPosition(REQUEST)), MARKED)
+    relay = StreamRelay(position(ids[2]))
     assert with_ids(relay, MARKED[: MARKED.index(PARTS[1])])[0] == []
     point = relay.resume_point()
     assert point is not None and point.tokens == ((11,),)
@@ -141,10 +144,51 @@ def test_another_backend_goes_on_in_the_middle_of_what_the_client_has() -> None:
         "cmpl-1/5.9.ffffffffffff.o1",
         "c/5.9.000102030405.o1_",
         "c/5.9.000102030405.1x",
+        "c/5.9.000102030405.o1",
+        "c/5.9.000102030405.1-00000_1-000000",
+        "c/5.9.000102030405." + "_".join(["1-000000"] * 1025),
     ],
 )
 def test_ids_that_are_none_are_refused(text: str) -> None:
     assert StreamPosition.parse(text, REQUEST) is None
+
+
+def test_id_names_as_many_choices_as_a_request_may_have() -> None:
+    event_id = "c/5.9.000102030405." + "_".join(["1-0000ff"] * LIMITS.max_choices)
+    assert position(event_id).sums == [255] * LIMITS.max_choices
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b": 0:11\n", b": 0:10\n"),
+        (b": 1:12\n", b": 1:11\n"),
+        (b": 0:13\n", b": 0:\n"),
+        (b": 0:13\n\n", b""),  # it ends before the position
+    ],
+    ids=["first", "other-choice", "end-instead", "shorter"],
+)
+def test_another_answer_does_not_go_on_with_the_stream(old: bytes, new: bytes, size: int) -> None:
+    _, ids = with_ids(StreamRelay(StreamPosition(REQUEST)), MARKED)
+    relay, data = StreamRelay(position(ids[2])), MARKED.replace(old, new)
+    assert data != MARKED
+    relay.begin(IDENTITY)
+    with pytest.raises(BrokenStream):
+        for start in range(0, len(data), size):
+            assert not relay.feed(data[start : start + size])
+    assert relay.is_other
+
+
+@pytest.mark.parametrize(
+    "error", [b'data: {"error":{}}\n\ndata: [DONE]\n\n', b"event: error\ndata: {}\n\n"]
+)
+def test_error_before_the_position_is_passed_on(error: bytes) -> None:
+    _, ids = with_ids(StreamRelay(StreamPosition(REQUEST)), MARKED)
+    relay = StreamRelay(position(ids[2]))
+    relay.begin(IDENTITY)
+    passed = relay.feed(MARKED[: MARKED.index(PARTS[1])] + error + b": end\n\n")
+    assert passed.startswith(error[:-1] + b"id: cmpl-1/") and relay.has_ended
 
 
 def test_new_backend_of_a_stream_without_bytes_gives_it_its_identity() -> None:

@@ -197,6 +197,62 @@ def test_other_servers_stream_that_stands_still_ends_in_an_error() -> None:
     fleet.run(scene)
 
 
+OPENED = b'event: message_start\ndata: {"type":"message_start"}\n\n'
+DELTA = b'event: content_block_delta\ndata: {"type": "content_block_delta"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("mark", "resumable"), [(b": open\n\n", True), (b"", False)], ids=["ridgeline", "other"]
+)
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_stream_waits_for_its_first_token_behind_its_opening(
+    path: str, mark: bytes, resumable: bool
+) -> None:
+    fleet = slow_fleet(2)
+
+    async def scene(fleet: VirtualFleet) -> None:
+        for server in fleet.servers:
+            server.resumable, server.opening, server.opened_s = resumable, OPENED + mark, 100.0
+        answer = await fleet.ask(asked(), path=path)
+        assert answer == (200, OPENED + asked().answer)
+        assert fleet.gateway.metrics.totals()["resumed"] == 0
+
+    fleet.run(scene)
+
+
+def test_other_servers_stream_stands_still_behind_its_first_delta() -> None:
+    fleet = slow_fleet(1)
+    (only,) = fleet.servers
+    only.resumable, only.opening, only.opened_s = False, OPENED + DELTA, 100.0
+
+    async def scene(fleet: VirtualFleet) -> None:
+        status, answer = await fleet.ask(asked(), path="/v1/messages")
+        assert status == 200 and answer.startswith(OPENED + DELTA + b"event: error\n")
+        assert b"stood still for 60 s" in answer
+
+    fleet.run(scene)
+
+
+def test_recomputation_that_stands_still_is_moved() -> None:
+    fleet = slow_fleet(2)
+
+    async def scene(fleet: VirtualFleet) -> None:
+        _, whole = await fleet.ask(asked(), headers=[(b"x-ridgeline-event-ids", b"1")])
+        before, line, rest = whole.partition(b'data: {"t":15}')
+        last_id = before.rsplit(b"id: ", 1)[1].strip()
+        await asyncio.sleep(130.0)  # its tokens are no longer kept
+        continuing = fleet.ask(asked(), headers=[(b"last-event-id", last_id)])
+        stream, start_s = asyncio.ensure_future(continuing), fleet.loop.time()
+        await asyncio.sleep(0.5)
+        for server in fleet.servers:
+            server.stalled_at_s = fleet.loop.time()
+        async with asyncio.timeout(1000):
+            assert await stream == (200, line + rest)
+        assert 60 < fleet.loop.time() - start_s < 70
+
+    fleet.run(scene)
+
+
 def test_client_that_does_not_read_makes_no_stream_stand_still() -> None:
     fleet = slow_fleet(1)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -48,10 +49,12 @@ class VirtualServer:
     `probe_s`: how long a probe waits for its answer, `first_s` a request for its first byte.
     While it `is_stopping` it refuses new requests, and while it `is_full` too; while it `hangs`,
     nothing comes from it. A stream that begins before `stalled_at_s` stands still from then on, and
-    no other server can continue one of a server that is not `resumable`.
+    no other server can continue one of a server that is not `resumable`. With `opening`, a stream
+    begins with that, `opened_s` before its first token.
     """
 
-    probe_s = first_s = 0.0
+    probe_s = first_s = opened_s = 0.0
+    opening = b""
     stalled_at_s, resumable = -1.0, True
     is_stopping = is_full = hangs = False
 
@@ -161,6 +164,9 @@ class _Served(asyncio.Protocol):
         began_s = asyncio.get_running_loop().time()
         await self._pause(self._server.first_s)
         self._transport.write(HEAD + (_IDENTITY if self._server.resumable else b"\r\n"))
+        if self._server.opening:
+            self._transport.write(chunk(self._server.opening))
+            await self._pause(self._server.opened_s)
         for token in range(sent, asked.num_tokens):
             await self._pause(asked.pace_s)
             if began_s < self._server.stalled_at_s:
@@ -170,7 +176,8 @@ class _Served(asyncio.Protocol):
                 return
             mark = b": 0:%d\n\n" % token if self._server.resumable else b""
             self._transport.write(chunk(_event(token) + mark))
-        self._transport.write(chunk(b"data: [DONE]\n\n: end\n\n") + b"0\r\n\r\n")
+        end = b": end\n\n" if self._server.resumable else b""
+        self._transport.write(chunk(b"data: [DONE]\n\n" + end) + b"0\r\n\r\n")
         self.stop()
 
 
@@ -222,7 +229,14 @@ class VirtualFleet:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def ask(self, asked: Asked, *, reads_for_s: float = math.inf) -> tuple[int, bytes]:
+    async def ask(
+        self,
+        asked: Asked,
+        *,
+        reads_for_s: float = math.inf,
+        path: str = "/v1/completions",
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> tuple[int, bytes]:
         """Status and body of the gateway's answer. From `reads_for_s` on, the client reads nothing
         for a while."""
         until_s = self.loop.time() + reads_for_s
@@ -244,8 +258,8 @@ class VirtualFleet:
             status = message.get("status", status)
             parts.append(message.get("body", b""))
 
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        sent = [(b"content-type", b"application/json"), *headers]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": sent}
         await self.gateway(scope, receive, send)
         return status, b"".join(parts)
 
