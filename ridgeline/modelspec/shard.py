@@ -66,11 +66,19 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def split(size: int, parts: int, index: int, multiple: int = 1) -> Span:
-    """The `index`-th of `parts` ranges that cover `size`, cut at multiples of `multiple`."""
-    units = -(-size // multiple)
+    """The `index`-th of `parts` ranges that cover `size`, cut at multiples of `multiple`.
+
+    What is left behind the last multiple belongs to the last range, where each has a multiple
+    besides: products with very few rows may be computed by another kernel, in other bits.
+    """
+    units = size // multiple
+    if units < parts:
+        units = -(-size // multiple)
     base, more = divmod(units, parts)
     start = index * base + min(index, more)
     stop = start + base + (index < more)
+    if index == parts - 1:
+        return Span(min(size, start * multiple), size)
     return Span(min(size, start * multiple), min(size, stop * multiple))
 
 

@@ -51,7 +51,8 @@ def _table_lines(out: str) -> list[str]:
     return [
         line
         for line in after
-        if re.match(r" {0,5}\S.*? {2,}\S", line) and not re.match(r"chat|code|input<=", line)
+        if re.match(r" {0,5}\S.*? {2,}\S", line)
+        and not re.match(r"chat|code|input<=| *will not help", line)
     ]
 
 

@@ -72,6 +72,11 @@ PAIRS: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"query": "a b " * 20, "documents": ["a word " * 60] * 300},
     "/v1/score": {"text_1": "a b " * 20, "text_2": ["a word " * 60] * 300},
 }
+PAIRS |= {
+    "/rerank": PAIRS["/v1/rerank"],
+    "/v2/rerank": PAIRS["/v1/rerank"],
+    "/score": PAIRS["/v1/score"],
+}
 """Sent to a reranker: the demo model has no tokens for pairs of texts."""
 WITHOUT_ENGINE = {
     "/v1/responses/input_tokens", "/v1/messages/count_tokens", "/tokenize", "/detokenize",

@@ -32,7 +32,7 @@ def test_batches_survive_every_death_of_the_server(seed: int) -> None:
 
 def test_a_choice_without_tokens_is_resumed_next_to_one_that_has_some() -> None:
     """Of n = 2, killed before the second choice began, and preempted once it had."""
-    simulate_batches(210516)
+    simulate_batches(300565)
 
 
 @pytest.mark.parametrize("seed", [900081, 900128])
