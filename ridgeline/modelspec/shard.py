@@ -68,8 +68,8 @@ class Span(msgspec.Struct, frozen=True):
 def split(size: int, parts: int, index: int, multiple: int = 1) -> Span:
     """The `index`-th of `parts` ranges that cover `size`, cut at multiples of `multiple`.
 
-    What is left behind the last multiple belongs to the last range, where each has a multiple
-    besides: products with very few rows may be computed by another kernel, in other bits.
+    The rest behind the last multiple belongs to the last range, if every range has a multiple:
+    products with very few rows may be computed by another kernel, in other bits.
     """
     units = size // multiple
     if units < parts:
