@@ -30,7 +30,6 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 FILE = """
 port = {port}
 drain_s = 10
-stock = "l4=1"
 [[models]]
 model = "demo"
 cpus = 0.1
@@ -108,8 +107,9 @@ class RunningFleet:
                 stderr=output,
             )
 
-    def write(self, last_lines: str, seqs: int) -> None:
-        self.file.write_text(FILE.format(port=self.port, seqs=seqs) + last_lines)
+    def write(self, last_lines: str, seqs: int, first_line: str = "") -> None:
+        text = FILE.format(port=self.port, seqs=seqs)
+        self.file.write_text(first_line + text + last_lines)
 
     def command(self, *words: str) -> str:
         command = [sys.executable, "-m", "ridgeline", "fleet", *words]
@@ -386,7 +386,7 @@ def test_rolling_update_under_load_loses_no_request(fleet: RunningFleet, load: L
 @pytest.mark.slow
 def test_model_with_a_rate_is_placed_on_its_device(fleet: RunningFleet, load: Load) -> None:
     before = fleet.servers()
-    fleet.write(PACKED, seqs=8)
+    fleet.write(PACKED, seqs=8, first_line='stock = "l4=1"')
     fleet.command("up", str(fleet.file))
     wait_until(lambda: not fleet.servers().keys() & before.keys(), 300)
     load.check()
