@@ -78,7 +78,7 @@ class OpenFilesError(CannotRun):
         super().__init__(
             "the load needs more connections than this process may open",
             value=f"ulimit -n {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}",
-            fix="raise the limit (ulimit -n), or bound the requests at once (--max-concurrency)",
+            fix="raise the limit (ulimit -n); `bench` can bound the load (--max-concurrency)",
         )
 
 

@@ -26,6 +26,7 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput, RidgelineError
+from ridgeline.hardware.open_files import OpenFilesError
 from ridgeline.measure.goodput_search import GoodputResult
 from ridgeline.optimize.comparison.load_runner import (
     LoadRunner,
@@ -380,7 +381,8 @@ class LadderSearch:
             stack.close()
             configuration = None
             evidence.failed(error, error_line(error))
-            self._ranking.learn_failure(candidate.settings, self._running_incumbent.settings)
+            if not isinstance(error, OpenFilesError):  # the load client's fault
+                self._ranking.learn_failure(candidate.settings, self._running_incumbent.settings)
         trial = build_trial(evidence, self._environment, self._job, self._budget.spent_s)
         self._trials.append(trial)
         self._observer(trial_finished(trial))

@@ -10,10 +10,12 @@ import pytest
 from ridgeline.cli.render.improve.optimize_progress import SearchLines
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware.open_files import OpenFilesError
 from ridgeline.optimize import ladder
 from ridgeline.optimize.cost import MachinePrice
 from ridgeline.optimize.environment import Load
 from ridgeline.optimize.job import OptimizeJob
+from ridgeline.optimize.ranking.rung_ranking import Ranking
 from ridgeline.optimize.result import LadderResult, Trial
 from ridgeline.optimize.search import InterruptedEarlyError, optimize
 from ridgeline.records import RunTrace, Slo
@@ -75,6 +77,21 @@ async def test_the_search_finds_what_helps_and_ends_within_its_budget() -> None:
     assert result.final.cost.output_dollars_per_mtok is not None
     assert result.baseline.cost.output_dollars_per_mtok is not None
     assert result.final.cost.output_dollars_per_mtok < result.baseline.cost.output_dollars_per_mtok
+
+
+@pytest.mark.slow
+async def test_missing_files_of_the_load_client_are_no_limit_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learnt: list[Settings] = []
+    monkeypatch.setattr(
+        Ranking, "learn_failure", lambda self, settings, incumbent: learnt.append(settings)
+    )
+    for error, number in ((OpenFilesError(), 0), (CannotRun("out of memory"), 1)):
+        fake = Fake(quirks={INT8: Quirks(run_error=error)})
+        result = await search_ladder(fake, rungs=only("int8"))
+        assert trial_of(result, "int8").verdict not in ("kept", "unchanged")
+        assert len(learnt) >= number and bool(learnt) == bool(number)
 
 
 @pytest.mark.slow
