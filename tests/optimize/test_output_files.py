@@ -201,6 +201,8 @@ def test_speculation_is_translated_and_its_assumption_reported() -> None:
     config = json.loads(words_of[words_of.index("--speculative-config") + 1])
     assert config["method"] == "ngram" and config["num_speculative_tokens"] >= 1
     assert any("no depth by itself" in note for note in command.notes)
+    line = number_format.settings_line({"max_num_seqs": None, "block_size": 32})
+    assert line == "without --max-num-seqs --block-size 32"
     line = number_format.settings_line({"speculative_config": {"method": "ngram"}})
     assert shlex.split(line) == ["--speculative-config", '{"method": "ngram"}']
     for flags in ((("--no-eager", ""), ("--seed", "3")), {"--no-eager": "", "--seed": "3"}):

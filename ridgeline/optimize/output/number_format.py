@@ -103,6 +103,8 @@ def _flag(name: str, value: Any) -> str:
         pairs = value.items() if isinstance(value, dict) else value
         return " ".join(shlex.join(word for word in pair if word) for pair in pairs)
     flag = name.replace("_", "-")
+    if value is None:  # left at its default, as `shown_flags` writes it
+        return f"without --{flag}"
     if value is True:
         return f"--{flag}"
     if value is False:
