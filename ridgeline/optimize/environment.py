@@ -109,6 +109,12 @@ class Deployment(Protocol):
         """
         ...
 
+    def margin_variation(self) -> float:
+        """Largest change of a margin, in nats, between two answers of this deployment to one
+        prompt: 0 where it reproduces itself.
+        """
+        ...
+
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
         """Log-softmax after each of the T tokens, as an array [T, V]."""
         ...

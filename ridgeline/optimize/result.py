@@ -73,7 +73,8 @@ class GainPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):
     """Greedy outputs compared with the incumbent's. `near_ties`: differences between two equal best
-    tokens. `num_unstable`: differences to tokens that the incumbent generates in another batch.
+    tokens. `num_unstable`: differences to tokens that the incumbent generates in another batch, or
+    between tokens that are closer than its own margins vary.
     """
 
     num_prompts: int

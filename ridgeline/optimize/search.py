@@ -290,8 +290,8 @@ class LadderSearch:
             result, runs = await self._first_load(deployment, low)
         except OutOfTimeError:
             raise self._hopeless() from None
-        self._budget.note_baseline()
         rate = staircase_start(result, low)
+        self._budget.note_baseline(rate)
         self._baseline = self._incumbent = RunningConfiguration(
             label="baseline",
             settings=settings,
@@ -456,6 +456,7 @@ class LadderSearch:
         if comparison is None or comparison.ratio is None:
             return
         if self._running_incumbent.settings == baseline.settings:
+            self._budget.note_baseline(comparison.before_rate)
             self._baseline = msgspec.structs.replace(
                 baseline,
                 rate=comparison.before_rate,

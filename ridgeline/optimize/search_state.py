@@ -138,5 +138,8 @@ class ClosedDeployment:
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
         raise AssertionError("it is opened again before it is measured")
 
+    def margin_variation(self) -> float:
+        raise AssertionError("it is opened again before it is measured")
+
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
         raise AssertionError("it is opened again before it is measured")

@@ -52,7 +52,7 @@ class TimeBudget:
         self.total_s, self._clock = total_s, clock
         self._begun_s = clock() if begun_s is None else begun_s
         self._run_costs_s: list[float] = []
-        self._open_cost_s = self._warm_up_s = self._baseline_run_s = 0.0
+        self._open_cost_s = self._warm_up_s = self._baseline_run_s = self._answer_s = 0.0
         self.window_s = MIN_WINDOW_S
 
     @property
@@ -83,6 +83,7 @@ class TimeBudget:
 
     def choose_window(self, answer_s: float) -> None:
         """Fix the length of runs once, from the budget and the duration of a single request."""
+        self._answer_s = answer_s
         wanted = max(self.total_s / RUNS_IN_BUDGET, ANSWERS_PER_WINDOW * answer_s)
         affordable = max(self.total_s / RUNS_IN_SHORT_BUDGET, MIN_ANSWERS_PER_WINDOW * answer_s)
         wanted = min(wanted, affordable)
@@ -102,9 +103,11 @@ class TimeBudget:
         """What the first answers of a configuration take in addition to its start."""
         self._warm_up_s = max(self._warm_up_s, seconds)
 
-    def note_baseline(self) -> None:
-        """The runs so far were the baseline's. Its low rates need the longest windows."""
-        self._baseline_run_s = sum(self._run_costs_s) / max(1, len(self._run_costs_s))
+    def note_baseline(self, rate: float) -> None:
+        """The baseline's load is `rate` requests/s now. Low rates need the longest windows."""
+        if not self._baseline_run_s:  # the runs so far were the baseline's
+            self._baseline_run_s = sum(self._run_costs_s) / max(1, len(self._run_costs_s))
+        self._baseline_run_s = max(self._baseline_run_s, self.window_for(rate) + self._answer_s)
 
     @property
     def run_cost_s(self) -> float:

@@ -123,15 +123,19 @@ class CandidateChecks:
             else:
                 far.append((i, where, gap))
         own = await self._answers_in_other_batches(incumbent) if far else ()
+        variation = incumbent.margin_variation() if far else 0.0
         unstable, detail = 0, ""
         for i, where, gap in far:
-            if any(other[i][: where + 1] == after[i][: where + 1] for other in own):
+            same_as_own = any(other[i][: where + 1] == after[i][: where + 1] for other in own)
+            if same_as_own or gap <= variation:
                 unstable += 1
-            else:
-                detail = detail or (
+            elif not detail:
+                detail = (
                     f"token {where + 1} of a continuation differs where the two best tokens are "
                     f"{rounded(gap, 2)} nats apart"
                 )
+                if variation > 0:
+                    detail += f"; the baseline's own vary by up to {rounded(variation, 2)} nats"
         return Exactness(
             num_prompts=len(prompts),
             num_tokens=sum(map(len, before)),
@@ -145,7 +149,8 @@ class CandidateChecks:
         """The incumbent's continuations again: each alone, all in the reverse order, all as before.
 
         Where rounding depends on the batch, a server does not reproduce its own tokens. A change
-        that leads to tokens which the unchanged server generates as well is no less exact.
+        that leads to tokens which the unchanged server generates as well is no less exact, and
+        neither is one whose tokens are closer than the unchanged server's margins vary.
         """
         if self._other_batches is None or self._other_batches[0] is not incumbent:
             self._runner.report("checking whether the incumbent reproduces its own answers")

@@ -377,5 +377,8 @@ class VirtualDeployment:
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
         return 1.0
 
+    def margin_variation(self) -> float:
+        return 0.0
+
     def logprobs_of(self, tokens: Sequence[int]) -> np.ndarray:
         return logprobs_of(tuple(tokens), self._noise_nats)

@@ -168,6 +168,9 @@ class SimulatedDeployment:
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
         return top_two_margin(self.logprobs_of((*prompt, *output[:place])))
 
+    def margin_variation(self) -> float:
+        return 0.0
+
     def logprobs_of(self, tokens: Sequence[int]) -> np.ndarray:
         logits = np.zeros((len(tokens), VOCAB))
         logits[np.arange(len(tokens)), (np.asarray(tokens) + 1) % VOCAB] = 3.0

@@ -171,11 +171,28 @@ def test_reserve_counts_the_long_runs_of_a_slow_baseline() -> None:
     budget.note_open(2.0)
     for _ in range(6):
         budget.note_run(8.0)
-    budget.note_baseline()
+    budget.note_baseline(100.0)
     for _ in range(6):
         budget.note_run(3.0)
     assert budget.run_cost_s == 3.0
     assert budget.closing_cost_s >= 2.0 + MIN_ROUNDS * (8.0 + 3.0)
+
+
+def test_reserve_has_the_windows_of_the_load_that_the_baseline_holds() -> None:
+    """Its first runs are at higher loads, with shorter windows, than the rounds of the closing."""
+    budget = TimeBudget(900.0, lambda: 0.0)
+    budget.choose_window(2.0)
+    for _ in range(6):
+        budget.note_run(9.0)
+    budget.note_baseline(10.0)
+    short_s = budget.closing_cost_s
+    rate = 0.4
+    budget.note_baseline(rate)  # measured in the rounds of a trial
+    longer_s = budget.window_for(rate) - budget.window_for(10.0)
+    assert longer_s > 5.0
+    assert budget.closing_cost_s == pytest.approx(short_s + MIN_ROUNDS * longer_s)
+    budget.note_baseline(10.0)
+    assert budget.closing_cost_s == pytest.approx(short_s + MIN_ROUNDS * longer_s)
 
 
 def test_reserve_holds_the_warm_up_of_the_baseline() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.optimize.external.server_deployment import ServerDeployment
+from ridgeline.optimize.external.server_deployment import GreedyAnswers
 from ridgeline.optimize.output.number_format import exactness_line
 from ridgeline.optimize.result import Exactness
 from ridgeline.optimize.trial_checks import CandidateChecks
@@ -21,8 +21,8 @@ Answer = Callable[[int, int], tuple[int, ...]]
 class Server:
     """`answer(prompt, place among those sent together)`; two best tokens `gap` nats apart."""
 
-    def __init__(self, answer: Answer, gap: float = 0.9) -> None:
-        self.answer, self.gap = answer, gap
+    def __init__(self, answer: Answer, gap: float = 0.9, variation: float = 0.0) -> None:
+        self.answer, self.gap, self.variation = answer, gap, variation
         self.num_calls = 0
 
     async def greedy(
@@ -33,6 +33,9 @@ class Server:
 
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
         return self.gap
+
+    def margin_variation(self) -> float:
+        return self.variation if self.num_calls > 1 else 0.0
 
 
 def compared(incumbent: Server, candidate: Server) -> Exactness:
@@ -98,10 +101,45 @@ def test_change_before_the_place_where_the_server_varies_is_not_exact(changed: i
     assert not found.same and f"token {changed + 1} of" in found.detail
 
 
+def test_tokens_closer_than_the_margins_of_the_server_vary_are_the_same() -> None:
+    """A few answers cannot show every token that rounding leads to, but how far it reaches."""
+
+    def other(prompt: int, place: int) -> tuple[int, ...]:
+        return (prompt, 5, 9, 7)
+
+    found = compared(Server(steady, gap=0.13, variation=0.2), Server(other))
+    assert found.same and found.num_unstable == 3
+    found = compared(Server(steady, gap=0.3, variation=0.2), Server(other))
+    assert not found.same
+    assert "0.3 nats apart; the baseline's own vary by up to 0.2 nats" in found.detail
+
+
 def test_gap_is_that_of_the_answer_that_is_named() -> None:
     """A server that varies is asked the same prompt again, with other margins."""
-    server = ServerDeployment.__new__(ServerDeployment)
-    server._margins = {((1,), (4, 5)): [0.1, 0.2], ((1,), (4, 6)): [0.1, 0.7]}
-    assert server.margin((1,), (4, 5), 1) == 0.2
-    assert server.margin((1,), (4, 6), 1) == 0.7
-    assert server.margin((1,), (4, 6), 2) == 0.0
+    answers = GreedyAnswers()
+    answers.add((1,), (4, 5), [0.1, 0.2])
+    answers.add((1,), (4, 6), [0.1, 0.7])
+    assert answers.margin((1,), (4, 5), 1) == 0.2
+    assert answers.margin((1,), (4, 6), 1) == 0.7
+    assert answers.margin((1,), (4, 6), 2) == 0.0
+    assert answers.margin((2,), (4, 6), 0) == 0.0
+
+
+def test_variation_is_measured_up_to_the_first_token_that_differs() -> None:
+    answers = GreedyAnswers()
+    answers.add((1,), (4, 5, 6), [0.5, 0.25, 0.125])
+    assert answers.variation == 0.0
+    answers.add((2,), (4, 5, 6), [5.0, 5.0, 5.0])  # another prompt
+    assert answers.variation == 0.0
+    answers.add((1,), (4, 5, 6), [0.5, 0.375, 0.125])
+    assert answers.variation == 0.125
+    answers.add((1,), (4, 7, 6), [0.5, 0.25, 9.0])  # two tokens changed places
+    assert answers.variation == 0.375 + 0.25
+
+
+@pytest.mark.parametrize("margins", [[], [float("inf"), float("inf")]])
+def test_servers_without_margins_have_no_variation(margins: list[float]) -> None:
+    answers = GreedyAnswers()
+    answers.add((1,), (4, 5), margins)
+    answers.add((1,), (4, 6), margins)
+    assert answers.variation == 0.0

@@ -18,6 +18,7 @@ longer much faster than the one before.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ class ServerDeployment:
         self._info, self._names, self._vocab_size = info, names, vocab_size
         self._warmed: int | None = None  # number of the start that was warmed up
         self._accepted = AcceptedPrompts()
-        self._margins: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+        self._answers = GreedyAnswers()
 
     @property
     def info(self) -> EngineInfo:
@@ -192,8 +193,11 @@ class ServerDeployment:
         )
 
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
-        margins = self._margins.get((tuple(prompt), tuple(output)), [])
-        return margins[place] if place < len(margins) else 0.0
+        return self._answers.margin(prompt, output, place)
+
+    def margin_variation(self) -> float:
+        """Largest change, in nats, of a margin between two of its answers to one prompt."""
+        return self._answers.variation
 
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
         """[T, V] log-probabilities after each of T tokens, from `prompt_logprobs`.
@@ -228,7 +232,7 @@ class ServerDeployment:
             answer = await post(url, path, body, self._model.api_key)
         texts, margins = read_logprobs(answer)
         output = tuple(self._names.setdefault(text, len(self._names)) for text in texts)
-        self._margins[tuple(prompt), output] = margins
+        self._answers.add(prompt, output, margins)
         return output
 
     def _greedy_body(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
@@ -297,6 +301,44 @@ def read_logprobs(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
         return list(logprobs["tokens"]), [_margin(top) for top in tops]
     text = choice.get("text") or (choice.get("message") or {}).get("content") or ""
     return list(text), []
+
+
+class GreedyAnswers:
+    """A server's greedy answers with the margins of their tokens, and by how much these vary.
+
+    `variation`: the largest change, in nats, of the lead of a token over its rival between two
+    answers to one prompt, where the texts before it are equal. Where the two tokens changed places,
+    it is the sum of both margins.
+    """
+
+    def __init__(self) -> None:
+        self.variation = 0.0
+        self._margins: dict[tuple[int, ...], dict[tuple[int, ...], list[float]]] = {}
+
+    def add(self, prompt: Sequence[int], output: tuple[int, ...], margins: list[float]) -> None:
+        known = self._margins.setdefault(tuple(prompt), {})
+        for other, other_margins in known.items():
+            change = _largest_change(other, other_margins, output, margins)
+            self.variation = max(self.variation, change)
+        known[output] = margins
+
+    def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
+        """The margin of an answer's token, 0 if the server did not tell it."""
+        margins = self._margins.get(tuple(prompt), {}).get(tuple(output), [])
+        return margins[place] if place < len(margins) else 0.0
+
+
+def _largest_change(
+    old: Sequence[int], old_margins: list[float], new: Sequence[int], new_margins: list[float]
+) -> float:
+    largest = 0.0
+    for before, after, lead, new_lead in zip(old, new, old_margins, new_margins, strict=False):
+        change = abs(new_lead - lead) if before == after else lead + new_lead
+        if math.isfinite(change):
+            largest = max(largest, change)
+        if before != after:
+            break
+    return largest
 
 
 def _margin(logprobs: Sequence[float]) -> float:

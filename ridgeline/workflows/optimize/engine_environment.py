@@ -146,6 +146,10 @@ class EngineDeployment:
         """Nats between the two most likely tokens at `place` of `output`."""
         return top_two_margin(self.logprobs_of((*prompt, *output[:place])))
 
+    def margin_variation(self) -> float:
+        """0: the engine computes a row in the same way in any batch."""
+        return 0.0
+
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
         """[T, V] log-softmax after each of T tokens."""
         return self.engine.logprobs_of(tokens)
