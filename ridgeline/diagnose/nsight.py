@@ -5,22 +5,18 @@
     nsys stats --report cuda_gpu_kern_sum --format csv run.nsys-rep > sum.csv    sums by kernel
     ncu --csv --section SpeedOfLight --launch-count 200 COMMAND > ncu.csv        their roofs
 
-The kind of export is recognised by its header; the tools' log lines before it are skipped. Reports
-with similar headers (API calls, NVTX ranges) are rejected, because their times are not GPU times.
-Without `--cuda-graph-trace=node` a CUDA graph is a single event without kernels, so that the trace
-looks idle while graphs run. Nsight Compute writes one row per metric or (`--page raw`) one column
-per metric with a row of units, and uses a decimal comma under some locales; all of these are read.
-It replays every kernel in isolation, so that only the bound of each kernel is taken from it, not
-the schedule. `memory` and `compute` are shares of the device's own peaks; a kernel below SATURATED
-in both is bound by latency (too small, or launched alone).
+The kind of export is recognised by its header (`nsight_tables.py`). Without
+`--cuda-graph-trace=node` a CUDA graph is a single event without kernels, so that the trace looks
+idle while graphs run. Nsight Compute replays every kernel in isolation, so that only the bound of
+each kernel is taken from it, not the schedule. `memory` and `compute` are shares of the device's
+own peaks; a kernel below SATURATED in both is bound by latency (too small, or launched alone).
 
-The readers follow NVIDIA's documentation and exports of nsys 2023 to 2025 and ncu 2024 and 2025
+The readers follow NVIDIA's documentation and exports of nsys 2023 to 2026 and ncu 2024 to 2026
 found in public repositories; they have not been tried on exports of our own.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,35 +24,33 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.diagnose.nsight_tables import (
+    DURATION,
+    SHARES,
+    UNITS,
+    Row,
+    Source,
+    find_table,
+    number_of,
+    seconds_of,
+    unreadable,
+)
 
-Source = Literal["nsys trace", "nsys sums", "ncu"]
 Bound = Literal["memory", "compute", "latency"]
 SATURATED = 0.6  # NVIDIA's own rule of thumb for "bound by"
 IDLE = 0.3
 
 KINDS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_?scatter"),
-    ("attention", r"flash|fmha|attention|attn|paged|mla"),
+    ("attention", r"flash|fmha|attention|attn|attend|paged|mla|^combine$"),
     ("linear", r"gemm|gemv|matmul|cutlass|xmma|wgmma|marlin|cublas|nvjet|mul_mat"),
+    ("linear", r"^_multiply|^_widen$|^_scale_rows$"),  # of Ridgeline
     ("norm", r"norm"),
-    ("sampling", r"softmax|top_?k|argmax|multinomial|sampl|sort|scan"),
+    ("sampling", r"softmax|top_?k|argmax|largest|multinomial|sampl|sort|scan"),
     ("copy", r"memcpy|memset|copy|cat_?array|reshape_and_cache"),
     ("elementwise", r"elementwise|silu|gelu|swiglu|rotary|rope|embedding|index|fill|add|mul"),
 )
 """Kind of kernel by a pattern in its name; the first match wins."""
-
-_PERCENT = {
-    "memory": (
-        "DRAM Throughput",
-        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-    ),
-    "compute": ("Compute (SM) Throughput", "sm__throughput.avg.pct_of_peak_sustained_elapsed"),
-}
-_DURATION = ("Duration", "gpu__time_duration.sum")
-_UNITS = {"ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3,
-          "s": 1.0, "second": 1.0}  # fmt: skip
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,24 +107,13 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_profile(text: str) -> GpuProfile:
     """Read an export. Raises BadInput if it is none of the three kinds, or contains no kernel."""
-    rows = _table(text)
-    columns = set(rows[0]) if rows else set()
-    if "Kernel Name" in columns and ("Metric Name" in columns or not columns.isdisjoint(_DURATION)):
-        profile = _ncu(rows if "Metric Name" in columns else _long(rows))
-    elif _times(columns, "Start") and "Strm" in columns:
-        profile = _trace(rows)
-    elif _times(columns, "Total Time") and {"Instances", "Name"} <= columns:
-        profile = _sums(rows)
-    else:
-        raise _unreadable("the file has none of their headers")
+    source, rows = find_table(text)
+    profile = _READERS[source](rows)
     if not profile.kernels:
-        raise _unreadable("the file contains no kernel")
+        raise unreadable(f"the table of this export ({source}) contains no kernel")
+    if profile.total_s <= 0:
+        raise unreadable("the times of its kernels add up to nothing")
     return profile
-
-
-def _times(columns: Iterable[str], title: str) -> bool:
-    """Whether there is a column of times with this title, such as `Start (ns)`."""
-    return any(name.startswith(f"{title} (") for name in columns)
 
 
 def sentences(profile: GpuProfile) -> tuple[str, ...]:
@@ -154,6 +137,11 @@ def sentences(profile: GpuProfile) -> tuple[str, ...]:
         "latency": "{share} of the kernel time is in kernels that reach neither limit because they "
         "are too small for the device; a larger batch or fused kernels help.",
     }
+    if profile.source == "ncu" and not profile.by_bound():
+        lines.append(
+            "No kernel has both shares of its peaks (DRAM Throughput, Compute (SM) Throughput), so "
+            "that no bound is known: record with ncu --section SpeedOfLight."
+        )
     bounds = sorted(profile.by_bound().items(), key=lambda item: -item[1])
     lines += [texts[bound].format(share=f"{share:.0%}") for bound, share in bounds[:1]]
     return tuple(lines)
@@ -165,45 +153,11 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in KINDS if re.search(pattern, lower)), "other")
 
 
-def _unreadable(why: str) -> BadInput:
-    return BadInput(
-        "cannot read this as an export of Nsight Systems or Nsight Compute",
-        limit="CSV of cuda_gpu_trace, cuda_gpu_kern_sum, or ncu --csv",
-        fix=why,
-    )
-
-
-def _table(text: str) -> list[dict[str, str]]:
-    """The rows below the header; log lines of the tool above it are skipped."""
-    lines = text.split("\n")
-    marks = ("Start (", "Total Time (", "Metric Name", *_DURATION)
-    for i, line in enumerate(lines):
-        if "Name" in line and "," in line and any(mark in line for mark in marks):
-            return list(csv.DictReader(lines[i:]))
-    return []
-
-
-def _seconds(row: Mapping[str, str], name: str) -> float:
-    """The value of a column whose header contains its unit: `Duration (ns)`."""
-    for column, value in row.items():
-        title, _, unit = (column or "").partition(" (")
-        if title == name and value:
-            return _number(value) * _UNITS[unit.rstrip(")")]
-    raise _unreadable(f"a row has no {name!r}")
-
-
-def _number(value: str) -> float:
-    try:
-        return float(value.replace(",", ""))
-    except ValueError:
-        raise _unreadable(f"{value!r} is not a number") from None
-
-
-def _trace(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
+def _trace(rows: Sequence[Row]) -> GpuProfile:
     spans = [
-        (row.get("Device") or "", _seconds(row, "Start"), _seconds(row, "Duration"), row["Name"])
+        (row.get("Device", ""), seconds_of(row, "Start"), seconds_of(row, "Duration"), row["Name"])
         for row in rows
-        if row.get("Name")
+        if row["Name"]
     ]
     times: dict[str, list[float]] = {}
     for _, _, duration_s, name in spans:
@@ -229,71 +183,66 @@ def _idle(spans: list[tuple[float, float]]) -> float:
     return 1 - covered / (until_s - first_s) if until_s > first_s else 0.0
 
 
-def _sums(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
+def _sums(rows: Sequence[Row]) -> GpuProfile:
+    """One kernel per name: reports with launch sizes have a row per kernel, grid and block."""
+    sums: dict[str, tuple[int, float]] = {}
+    for row in rows:
+        if row["Name"]:
+            count, total_s = sums.get(row["Name"], (0, 0.0))
+            more = int(number_of(row["Instances"]))
+            sums[row["Name"]] = count + more, total_s + seconds_of(row, "Total Time")
     kernels = (
-        Kernel(
-            name=row["Name"],
-            kind=kind_of(row["Name"]),
-            count=int(_number(row["Instances"])),
-            total_s=_seconds(row, "Total Time"),
-        )
-        for row in rows
-        if row.get("Name")
+        Kernel(name=name, kind=kind_of(name), count=count, total_s=total_s)
+        for name, (count, total_s) in sums.items()
+        if count > 0
     )
     return GpuProfile(source="nsys sums", kernels=_longest_first(kernels))
 
 
-def _long(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Convert a table with one column per metric and a row of units to one row per metric."""
-    units, *launches = rows
-    metrics = {*_DURATION, *(name for names in _PERCENT.values() for name in names)}
-    return [
-        {
-            "ID": row.get("ID") or "",
-            "Kernel Name": row.get("Kernel Name") or "",
-            "Metric Name": name,
-            "Metric Unit": units.get(name) or "",
-            "Metric Value": row.get(name) or "",
-        }
-        for row in launches
-        for name in row
-        if name in metrics
-    ]
-
-
-def _ncu(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
-    launches: dict[tuple[str, str], dict[str, float]] = {}
-    comma = any(_DECIMAL_COMMA.match(row.get("Metric Value") or "") for row in rows)
-    for row in rows:
-        if row.get("Kernel Name"):
-            metrics = launches.setdefault((row.get("ID") or "", row["Kernel Name"]), {})
-            metrics.update(_metric(row, comma))
+def _ncu(rows: Sequence[Row]) -> GpuProfile:
+    """`rows`: one per launch and metric."""
+    launches: dict[tuple[str, ...], dict[str, float]] = {}
+    values = [_SPACES.sub("", row["Metric Value"]) for row in rows]
+    comma = any(map(_DECIMAL_COMMA.match, values))
+    for row, value in zip(rows, values, strict=True):
+        if row["Kernel Name"]:
+            launch = (row.get("Process ID", ""), row["ID"], row["Kernel Name"])
+            launches.setdefault(launch, {}).update(_metric(row, value, comma))
     by_name: dict[str, list[dict[str, float]]] = {}
-    for (_, name), metrics in launches.items():
+    for (*_, name), metrics in launches.items():
         if "duration" in metrics:
             by_name.setdefault(name, []).append(metrics)
+    if launches and not by_name:
+        raise unreadable(
+            f"no launch has a {' or '.join(DURATION)}; record with ncu --section SpeedOfLight"
+        )
     kernels = (_ncu_kernel(name, rows_of_kernel) for name, rows_of_kernel in by_name.items())
     return GpuProfile(source="ncu", kernels=_longest_first(kernels))
 
+
+_SPACES = re.compile(r"[\s\u00a0\u202f'\u2019]")
+"""Separators between thousands of some locales, besides point and comma."""
 
 _DECIMAL_COMMA = re.compile(r"[\d.]*\.\d{3}(\.\d{3})+$|[\d.]*\d,(\d{1,2}|\d{4,})$")
 """Matches numbers that can only have points between thousands and a decimal comma. One such value
 decides for the whole file (Nsight Compute follows the locale of the system)."""
 
+_FIGURE = re.compile(r"[\d.,]+([eE][+-]?\d+)?$")
+"""A number of Nsight Compute, and not "n/a"."""
 
-def _metric(row: Mapping[str, str], comma: bool) -> dict[str, float]:
+
+def _metric(row: Row, value: str, comma: bool) -> dict[str, float]:
     """The metric of a row if it is one of those that are used; {} also for "n/a"."""
-    metric, unit = row["Metric Name"], row.get("Metric Unit") or ""
-    value = row.get("Metric Value") or ""
-    if not re.match(r"[\d.,]+$", value):
+    metric, unit = row["Metric Name"], row["Metric Unit"]
+    if not _FIGURE.match(value):
         return {}
     if comma:
         value = value.replace(".", "").replace(",", ".")
-    if metric in _DURATION and unit in _UNITS:
-        return {"duration": _number(value) * _UNITS[unit]}
+    if metric in DURATION and unit in UNITS:
+        return {"duration": number_of(value) * UNITS[unit]}
     return {
-        name: _number(value) / 100
-        for name, names in _PERCENT.items()
+        name: number_of(value) / 100
+        for name, names in SHARES.items()
         if metric in names and unit == "%"
     }
 
@@ -322,3 +271,6 @@ def _kernel(name: str, times: Sequence[float]) -> Kernel:
 
 def _longest_first(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     return tuple(sorted(kernels, key=lambda kernel: -kernel.total_s))
+
+
+_READERS = {"nsys trace": _trace, "nsys sums": _sums, "ncu": _ncu}

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ridgeline.diagnose.nsight import GpuProfile, Kernel
@@ -126,7 +127,7 @@ def _kernel_table(profile: GpuProfile) -> Table:
 
 def _kernel_cells(kernel: Kernel, total_s: float) -> tuple[str, ...]:
     return (
-        kernel.name[:MAX_NAME],
+        escape(kernel.name[:MAX_NAME]),
         kernel.kind,
         f"{kernel.total_s / total_s:.1%}",
         str(kernel.count),
