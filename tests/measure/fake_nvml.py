@@ -22,6 +22,7 @@ class FakeNvml:
 
     def __init__(self) -> None:
         self.running = False
+        self.divided = False
         self.busy, self.memory, self.clock, self.events = 80, 35, 1410, 0x01
 
     def nvmlInit(self):
@@ -66,6 +67,11 @@ class FakeNvml:
     def nvmlDeviceGetMaxClockInfo(self, handle, type):
         assert type == NVML_CLOCK_SM
         return 1980
+
+    def nvmlDeviceGetMigMode(self, device):
+        if device:
+            raise NVMLError("Not Supported")
+        return [int(self.divided), 0]
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
         if handle:

@@ -18,6 +18,7 @@ from rich.console import Console
 from ridgeline.cli.commands.measure.bench import run_bench
 from ridgeline.config.load import BenchOptions, BenchReport
 from ridgeline.measure.monitors import gpu as gpu_module
+from ridgeline.measure.monitors.energy import EnergyUse, Rapl, gpu_joules
 from ridgeline.measure.monitors.gpu import NoGpus, NvmlGpus, gpu_usages, open_gpus
 from ridgeline.measure.monitors.machine_monitor import MachineMonitor, MachineReport
 from ridgeline.measure.monitors.process_usage import (
@@ -28,6 +29,7 @@ from ridgeline.measure.monitors.process_usage import (
     read_tree,
 )
 from ridgeline.workflows.bench.observed_tables import machine_rows
+from ridgeline.workflows.check_machine import check_counters
 from ridgeline.workflows.load import server_monitor
 from ridgeline.workflows.load.server_monitor import Observed, observe_run
 from ridgeline.workflows.targets import RemoteServer
@@ -71,7 +73,7 @@ def test_gpu_readings_that_are_missing_are_none(nvml):
     assert first.clock_share == pytest.approx(1410 / 1980)
     assert (first.memory_used_bytes, first.memory_total_bytes) == (20e9, 80e9)
     assert first.slowed_by == ()  # idle is not slow
-    assert old.busy_share is None and old.memory_used_bytes == 20e9 and old.slowed_by == ()
+    assert old.busy_share is None and old.memory_used_bytes == 20e9 and old.slowed_by is None
     nvml.events = 0x04 | 0x40
     assert gpus.read()[0].slowed_by == ("power cap", "hardware thermal slowdown")
     gpus.close()
@@ -101,7 +103,7 @@ def test_readings_become_means_and_time_shares(nvml):
     assert first.num_readings == 4 and first.busy_share == pytest.approx(0.5)
     assert first.slowed_share == 0.5
     assert first.slowed_by == {"power cap": 0.5, "software thermal slowdown": 0.25}
-    assert old.busy_share is None and old.slowed_share == 0.0
+    assert old.busy_share is None and old.slowed_share is None
     assert gpu_usages([]) == ()
     report = MachineReport(gpus=(first,))
     assert report.facts()["gpu_busy_share"] == pytest.approx(0.5)
@@ -109,7 +111,7 @@ def test_readings_become_means_and_time_shares(nvml):
     assert "gpu_busy_share" not in MachineReport(gpus=(first, old)).facts()
     spare = msgspec.structs.replace(first, busy_share=0.0)  # used by another job, or idle
     assert MachineReport(gpus=(first, spare)).facts() == MachineReport(gpus=(first,)).facts()
-    assert MachineReport(gpus=(spare, spare)).facts()["gpu_busy_share"] == 0.0
+    assert MachineReport(gpus=(spare, spare)).facts() == {}  # the server runs on the CPU
 
 
 @pytest.mark.parametrize("missing", ["module", "driver"])
@@ -128,6 +130,133 @@ def test_missing_nvml_is_reported(monkeypatch, nvml, missing):
     report = MachineReport(gpus=gpu_usages([gpus.read()]), notes=(gpus.why_none,))
     assert report.facts() == {}
     assert list(machine_rows(report, in_process=True)) == [("not measured", "–", gpus.why_none)]
+
+
+def test_cards_of_others_are_left_out_and_keep_their_numbers(nvml):
+    """A container with one card of two: NVML counts both, and may open one."""
+
+    def open_one(index):
+        if index == 0:
+            raise nvml.NVMLError("Insufficient Permissions")
+        return index
+
+    nvml.nvmlDeviceGetHandleByIndex = open_one
+    gpus = open_gpus()
+    (old,) = gpus.read()
+    assert (old.name, old.number) == ("Old card", 1)
+    assert gpus.why_none == "NVML cannot read GPU 0: Insufficient Permissions"
+    report = MachineReport(gpus=gpu_usages([gpus.read()]), notes=(gpus.why_none,))
+    rows = list(machine_rows(report, in_process=True))
+    assert rows[0] == ("GPU 1 busy", "–", "Old card")
+    assert rows[-1] == ("not measured", "–", gpus.why_none)
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        ("none", "NVML finds no GPU"),
+        ("all", "NVML cannot read GPU 0: Lost; GPU 1: Lost"),
+        ("count", "NVML cannot count GPUs: Lost"),
+    ],
+)
+def test_a_driver_without_readable_cards_is_a_reason(nvml, failure, why):
+    def lost(*_):
+        raise nvml.NVMLError("Lost")
+
+    if failure == "none":
+        nvml.nvmlDeviceGetCount = lambda: 0
+    elif failure == "all":
+        nvml.nvmlDeviceGetHandleByIndex = lost
+    else:
+        nvml.nvmlDeviceGetCount = lost
+    gpus = open_gpus()
+    assert gpus.read() == () and gpus.why_none == why
+    assert nvml.running is (failure != "count")
+
+    async def main():
+        async with MachineMonitor(os.getpid(), gpus, rapl=Rapl(Path("/nowhere"))) as watch:
+            await watch.begin()
+        return watch.report()
+
+    report = asyncio.run(main())
+    assert report.gpus == () and report.notes == (why,) and report.energy.why_no_gpu == why
+
+
+def test_a_card_that_supports_nothing_is_named_and_nothing_else(nvml):
+    def unsupported(*_):
+        raise nvml.NVMLError("Not Supported")
+
+    for name in dir(nvml):
+        if name.startswith("nvmlDeviceGet") and not name.endswith(("Count", "ByIndex", "Name")):
+            setattr(nvml, name, unsupported)
+    gpus = open_gpus()
+    usages = gpu_usages([gpus.read(), gpus.read()])
+    report = MachineReport(gpus=usages, energy=EnergyUse(why_no_cpu="a", why_no_gpu="b"))
+    rows = list(machine_rows(report, in_process=True, num_tokens=3))
+    assert [row for row in rows if row[0].startswith("GPU")] == [
+        ("GPU 0 busy", "–", "NVIDIA H100 80GB HBM3"),
+        ("GPU 1 busy", "–", "Old card"),
+        ("GPU energy", "–", "b"),
+    ]
+    assert report.facts() == {}
+
+
+def test_functions_that_the_module_does_not_have_are_not_supported(nvml):
+    """An old nvidia-ml-py with a new driver."""
+    known = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
+    old = type("Old", (), {name: getattr(nvml, name) for name in (*known, "NVMLError")})
+    nvml.nvmlInit()
+    first, _ = NvmlGpus(old).read()
+    assert (first.name, first.power_w, first.energy_j) == ("GPU", None, None)
+
+
+def test_divided_card_is_said_to_be_read_as_a_whole(nvml):
+    nvml.divided = True
+    gpus = open_gpus()
+    report = MachineReport(gpus=gpu_usages([gpus.read()]))
+    words = {row[0]: row[2] for row in machine_rows(report, in_process=True)}
+    assert "MIG is on" in words["GPU 0 busy"] and "MIG" not in words["GPU 1 busy"]
+
+
+def test_a_card_that_is_lost_during_the_run_keeps_its_name(nvml):
+    gpus, readings = open_gpus(), []
+    readings.append(gpus.read())
+
+    def lost(*_):
+        raise nvml.NVMLError("GPU is lost")
+
+    for name in dir(nvml):
+        if name.startswith("nvmlDeviceGet"):
+            setattr(nvml, name, lost)
+    readings.append(gpus.read())
+    first, _ = gpu_usages(readings)
+    assert first.name == "NVIDIA H100 80GB HBM3" and first.power_w == 350.5
+    assert gpu_joules(readings, [0.0, 1.0]) is None
+
+
+def test_doctor_shows_the_counters_of_each_card(nvml):
+    nvml.events, nvml.divided = 0x04, True
+    (check,) = check_counters()
+    assert check.ok and not nvml.running
+    assert check.detail == (
+        "GPU 0: NVIDIA H100 80GB HBM3, 20 of 80 GB used, 350 of 700 W, clock 71%, slowed down by "
+        "power cap, MIG is on: figures of the whole card; "
+        "GPU 1: Old card, 20 of 80 GB used, 350 of 700 W, clock 71%"
+    )
+
+
+@pytest.mark.parametrize("has_card", [False, True])
+def test_doctor_says_why_there_are_no_counters_where_there_is_a_card(nvml, monkeypatch, has_card):
+    def mismatch():
+        raise nvml.NVMLError("Driver/library version mismatch")
+
+    nvml.nvmlInit = mismatch
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([Path("/dev/nvidia0")] * has_card))
+    checks = check_counters()
+    assert len(checks) == has_card
+    for check in checks:
+        assert not check.ok and not check.required
+        assert check.detail == "NVML is not available: Driver/library version mismatch"
 
 
 def test_monitor_releases_nvml_after_the_run(nvml):

@@ -7,12 +7,15 @@ driver, there are no GPUs and a reason. A figure that a GPU does not support is 
                      block on one SM counts as busy: it reveals an idle device, not a full one.
   memory_busy_share  share of it in which device memory was read or written; not GB/s
   clock_share        SM clock over its maximum; `slowed_by` has the reasons other than idleness
+  is_divided         MIG is on: memory, power and energy are of the whole card, and the driver
+                     reports no utilisation
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -31,9 +34,11 @@ MEANS = ("busy_share", "memory_busy_share", "memory_used_bytes", "power_w", "clo
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one GPU. Shares are in [0, 1]; None: not reported."""
+    """Figures of one GPU. Shares are in [0, 1]; None: not reported. `number`: the driver's."""
 
     name: str
+    number: int = 0
+    is_divided: bool = False
     busy_share: float | None = None
     memory_busy_share: float | None = None
     memory_used_bytes: float | None = None
@@ -46,7 +51,7 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
 class GpuReading(GpuFigures, frozen=True, kw_only=True):
     """One GPU at one time. `energy_j`: since the driver was loaded."""
 
-    slowed_by: tuple[str, ...] = ()
+    slowed_by: tuple[str, ...] | None = None
     energy_j: float | None = None
 
 
@@ -57,12 +62,12 @@ class GpuUsage(GpuFigures, frozen=True, kw_only=True):
     """
 
     num_readings: int
-    slowed_share: float = 0.0
+    slowed_share: float | None = None
     slowed_by: dict[str, float] = {}
 
 
 class Gpus(Protocol):
-    """GPUs that can be read. `why_none`: the reason if there are none, else ""."""
+    """GPUs that can be read. `why_none`: why there are none, or fewer than the machine has."""
 
     why_none: str
 
@@ -85,55 +90,63 @@ class NoGpus:
 
 
 class NvmlGpus:
-    """All GPUs of this machine. `nvml` is the initialised module."""
-
-    why_none = ""
+    """The GPUs of this machine that may be read. `nvml` is the initialised module."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        self._handles = [
-            nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())
-        ]
+        self._handles: dict[int, Any] = {}
+        unreadable = []
+        for number in range(nvml.nvmlDeviceGetCount()):
+            try:
+                self._handles[number] = nvml.nvmlDeviceGetHandleByIndex(number)
+            except nvml.NVMLError as error:  # a container has the others
+                unreadable.append(f"GPU {number}: {error}")
+        self.why_none = f"NVML cannot read {'; '.join(unreadable)}" if unreadable else ""
+        if not self._handles:
+            self.why_none = self.why_none or "NVML finds no GPU"
 
     def read(self) -> tuple[GpuReading, ...]:
-        return tuple(map(self._read_one, self._handles))
+        return tuple(self._read_one(*card) for card in self._handles.items())
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()
 
-    def _read_one(self, handle: Any) -> GpuReading:
-        nvml, query = self._nvml, self._query
-        used = query(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = query(nvml.nvmlDeviceGetMemoryInfo, handle)
-        clock = query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-        highest = query(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    def _read_one(self, number: int, handle: Any) -> GpuReading:
+        query = partial(self._query, handle)
+        clock_of = getattr(self._nvml, "NVML_CLOCK_SM", 1)
+        used, memory = query("UtilizationRates"), query("MemoryInfo")
+        clock, highest = query("ClockInfo", clock_of), query("MaxClockInfo", clock_of)
+        mode = query("MigMode")
         return GpuReading(
-            name=_text(query(nvml.nvmlDeviceGetName, handle)),
+            name=_text(query("Name")),
+            number=number,
+            is_divided=mode is not None and mode[0] == 1,
             busy_share=None if used is None else used.gpu / 100,
             memory_busy_share=None if used is None else used.memory / 100,
             memory_used_bytes=None if memory is None else float(memory.used),
             memory_total_bytes=None if memory is None else float(memory.total),
-            power_w=_thousandth(query(nvml.nvmlDeviceGetPowerUsage, handle)),
-            power_limit_w=_thousandth(query(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+            power_w=_thousandth(query("PowerUsage")),
+            power_limit_w=_thousandth(query("EnforcedPowerLimit")),
             clock_share=None if clock is None or not highest else clock / highest,
-            slowed_by=_reasons(query(self._clock_events, handle)),
-            energy_j=_thousandth(query(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)),
+            slowed_by=_reasons(self._clock_events(handle)),
+            energy_j=_thousandth(query("TotalEnergyConsumption")),
         )
 
-    def _clock_events(self, handle: Any) -> int:
+    def _clock_events(self, handle: Any) -> int | None:
         """Bit mask of clock events.
 
         Renamed in driver 535: old versions of the module and old drivers only know the old name.
         """
-        nvml = self._nvml
-        current = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        mask = None if current is None else self._query(current, handle)
-        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) if mask is None else mask)
+        mask: int | None = self._query(handle, "CurrentClocksEventReasons")
+        if mask is None:
+            mask = self._query(handle, "CurrentClocksThrottleReasons")
+        return mask
 
-    def _query(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call an NVML function; None if this GPU or driver does not support it."""
+    def _query(self, handle: Any, name: str, *args: Any) -> Any:
+        """Call `nvmlDeviceGetNAME`; None if this GPU, driver or module does not support it."""
+        function = getattr(self._nvml, f"nvmlDeviceGet{name}", None)
         try:
-            return function(*args)
+            return None if function is None else function(handle, *args)
         except self._nvml.NVMLError:
             return None
 
@@ -148,10 +161,13 @@ def open_gpus() -> Gpus:
         )
     try:
         pynvml.nvmlInit()
-        gpus = NvmlGpus(pynvml)
     except pynvml.NVMLError as error:
         return NoGpus(f"NVML is not available: {error}")
-    return gpus
+    try:
+        return NvmlGpus(pynvml)
+    except pynvml.NVMLError as error:
+        pynvml.nvmlShutdown()
+        return NoGpus(f"NVML cannot count GPUs: {error}")
 
 
 def gpu_usages(readings: Iterable[Sequence[GpuReading]]) -> tuple[GpuUsage, ...]:
@@ -161,15 +177,18 @@ def gpu_usages(readings: Iterable[Sequence[GpuReading]]) -> tuple[GpuUsage, ...]
 
 def _usage(readings: Sequence[GpuReading]) -> GpuUsage:
     means = {name: _mean(getattr(reading, name) for reading in readings) for name in MEANS}
-    reasons = Counter(reason for reading in readings for reason in reading.slowed_by)
-    last, count = readings[-1], len(readings)
+    known = [reading.slowed_by for reading in readings if reading.slowed_by is not None]
+    reasons = Counter(reason for slowed_by in known for reason in slowed_by)
+    first, last = readings[0], readings[-1]  # of a card that is lost meanwhile, nothing is known
     return GpuUsage(
-        name=last.name,
-        num_readings=count,
-        memory_total_bytes=last.memory_total_bytes,
+        name=first.name,
+        number=first.number,
+        is_divided=first.is_divided,
+        num_readings=len(readings),
+        memory_total_bytes=first.memory_total_bytes,
         power_limit_w=last.power_limit_w,
-        slowed_share=sum(bool(reading.slowed_by) for reading in readings) / count,
-        slowed_by={reason: times / count for reason, times in reasons.most_common()},
+        slowed_share=_mean(float(bool(slowed_by)) for slowed_by in known),
+        slowed_by={reason: times / len(known) for reason, times in reasons.most_common()},
         **means,
     )
 
@@ -179,8 +198,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _reasons(mask: int | None) -> tuple[str, ...]:
-    return tuple(text for bit, text in SLOWED_BY.items() if mask is not None and mask & bit)
+def _reasons(mask: int | None) -> tuple[str, ...] | None:
+    return None if mask is None else tuple(text for bit, text in SLOWED_BY.items() if mask & bit)
 
 
 def _thousandth(value: int | None) -> float | None:

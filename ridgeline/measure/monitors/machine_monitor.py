@@ -36,14 +36,14 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     def facts(self) -> dict[str, float]:
         """Facts for the diagnosis: means over the GPUs of the figures that all of them report.
 
-        A GPU that never ran a kernel while others did does not belong to the server.
+        A GPU that never ran a kernel does not belong to the server.
         """
         facts: dict[str, float] = {}
         if self.process is not None:
             facts["server_cpu_cores"] = self.process.cpu_cores
             if self.process.taken_share is not None:
                 facts["cpu_taken_share"] = self.process.taken_share
-        used = [gpu for gpu in self.gpus if gpu.busy_share != 0] or self.gpus
+        used = [gpu for gpu in self.gpus if gpu.busy_share != 0]
         rows = [msgspec.structs.asdict(gpu) for gpu in used]
         for name in ("busy_share", "memory_busy_share", "clock_share", "slowed_share"):
             known = [row[name] for row in rows if row[name] is not None]

@@ -78,20 +78,21 @@ def machine_rows(machine: MachineReport, *, in_process: bool, num_tokens: int = 
     """One row per measured figure, and one per thing that could not be measured."""
     if machine.process is not None:
         yield from _process(machine.process, in_process)
-    for number, gpu in enumerate(machine.gpus):
-        yield from _gpu(f"GPU {number}", gpu)
+    for gpu in machine.gpus:
+        yield from _gpu(f"GPU {gpu.number}", gpu)
     if machine.energy is not None:
-        yield from _energy(machine.energy, num_tokens)
+        yield from _energy(machine.energy, num_tokens, has_gpus=bool(machine.gpus))
     for note in machine.notes:
         yield "not measured", "–", note
 
 
-def _energy(energy: EnergyUse, num_tokens: int) -> Iterator[Row]:
+def _energy(energy: EnergyUse, num_tokens: int, *, has_gpus: bool) -> Iterator[Row]:
     """Joules of the whole machine, and per output token."""
     scope = "whole packages, other processes included (RAPL)"
     yield "CPU energy", *_joules(energy.cpu_j, num_tokens, scope, energy.why_no_cpu)
-    if energy.gpu_j is not None:
-        yield "GPU energy", *_joules(energy.gpu_j, num_tokens, "all cards (NVML)", "")
+    if energy.gpu_j is not None or has_gpus:
+        scope = "all cards (NVML), other programs included"
+        yield "GPU energy", *_joules(energy.gpu_j, num_tokens, scope, energy.why_no_gpu)
 
 
 def _joules(joules: float | None, num_tokens: int, scope: str, why: str) -> tuple[str, str]:
@@ -117,11 +118,12 @@ def _process(process: ProcessUsage, in_process: bool) -> Iterator[Row]:
 
 
 def _gpu(label: str, gpu: GpuUsage) -> Iterator[Row]:
-    yield (
-        f"{label} busy",
-        _percent(gpu.busy_share),
-        f"{gpu.name}; memory was used {_percent(gpu.memory_busy_share)} of the time a kernel ran",
-    )
+    about = gpu.name
+    if gpu.memory_busy_share is not None:
+        about += f"; its memory was read or written {_percent(gpu.memory_busy_share)} of the time"
+    if gpu.is_divided:
+        about += "; MIG is on: memory, power and energy are of the whole card"
+    yield f"{label} busy", _percent(gpu.busy_share), about
     if gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
         total = f"of {gpu.memory_total_bytes / 1e9:.1f} GB"
         yield f"{label} memory", f"{gpu.memory_used_bytes / 1e9:.1f}", total
@@ -130,7 +132,8 @@ def _gpu(label: str, gpu: GpuUsage) -> Iterator[Row]:
         yield f"{label} power", f"{gpu.power_w:.0f}", f"W{limit}"
     if gpu.clock_share is not None:
         reasons = ", ".join(f"{name} {share:.0%}" for name, share in gpu.slowed_by.items())
-        slowed = f"; throttled {gpu.slowed_share:.0%} of the time: {reasons}" if reasons else ""
+        share = _percent(gpu.slowed_share)
+        slowed = f"; throttled {share} of the time: {reasons}" if reasons else ""
         yield f"{label} clock", _percent(gpu.clock_share), f"of its maximum{slowed}"
 
 
