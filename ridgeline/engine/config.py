@@ -8,7 +8,6 @@ spec.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from ridgeline.engine.adapters.resolve import adapted_layers, adapter_memory
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.states import STATE_VERSIONS
+from ridgeline.engine.device import choose_device
 from ridgeline.engine.dtype import resolve_dtype
 from ridgeline.engine.embedding_settings import EmbeddingSettings, embedding_settings
 from ridgeline.engine.eviction.requirements import check_kv_eviction
@@ -74,18 +74,6 @@ from ridgeline.records import KvEviction, SamplingDefaults
 
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
-
-NO_ROCM = (
-    "use --device cpu: the GPU kernels are written and measured for NVIDIA cards only, and none has"
-    " run on an AMD card"
-)
-OTHER_DEVICES = {
-    "hip": NO_ROCM,
-    "mps": "use --device cpu: paged attention and the quantised formats have no Metal kernels, and"
-    " nothing of the engine has run on an Apple GPU",
-}
-"""Why devices that PyTorch has are refused, and what to use."""
-
 
 NOT_BATCH_INVARIANT = (
     "; not batch-invariant: only float32 runs in the native layers, and torch's sum in an order"
@@ -202,7 +190,7 @@ def resolve(settings: Settings, memory_bytes: int | None = None) -> ResolvedSett
     BadModel, BadInput, CannotRun or DoesNotFit.
     """
     why: dict[str, str] = {}
-    device = _device(settings.device, why)
+    device = choose_device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
     check_parallelism(settings, spec, device, why)
     _check_kv_blocks(settings, spec)
@@ -323,53 +311,6 @@ def _max_num_seqs(
     source = "as requested" if settings.max_num_seqs is not None else "derived"
     why["max_num_seqs"] = f"{source}: each sequence keeps {size(each)} of states"
     return num
-
-
-def _device(asked: str, why: dict[str, str]) -> torch.device:
-    has_cuda = torch.cuda.is_available() and torch.version.hip is None
-    if asked == "auto":
-        why["device"] = (
-            "auto: a CUDA device is available" if has_cuda else "auto: no CUDA device is available"
-        )
-        return torch.device("cuda" if has_cuda else "cpu")
-    why["device"] = "as requested"
-    if asked == "rocm":
-        raise CannotRun("ROCm is not supported", value=asked, limit="cpu, cuda", fix=NO_ROCM)
-    try:
-        device = torch.device(asked)
-    except RuntimeError:
-        raise BadInput("unknown device", value=asked, limit="auto, cpu, cuda, cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise CannotRun(
-            "the device is not supported",
-            value=asked,
-            limit="cpu, cuda",
-            fix=OTHER_DEVICES.get(device.type, "use --device cpu"),
-        )
-    if device.type == "cuda" and torch.version.hip is not None:
-        raise CannotRun("ROCm is not supported", value=asked, limit="cpu, cuda", fix=NO_ROCM)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise CannotRun(
-            "no such CUDA device", value=asked, limit=_visible(), fix=_why_not_visible()
-        )
-    return device
-
-
-def _visible() -> str:
-    return f"{torch.cuda.device_count()} CUDA devices are visible to this PyTorch"
-
-
-def _why_not_visible() -> str:
-    """What to do where a CUDA device is not visible."""
-    if torch.version.cuda is None:
-        build = f"torch {torch.__version__} is built without CUDA: install a build with it"
-        return f"{build}, or use --device cpu"
-    masked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if masked is not None:
-        return f"CUDA_VISIBLE_DEVICES={masked!r} hides devices: change it, or use --device cpu"
-    if not torch.cuda.device_count():
-        return "look at `nvidia-smi`: without a driver there is no device; or use --device cpu"
-    return "number devices from 0, or use --device cpu"
 
 
 def _spec(

@@ -34,6 +34,7 @@ from ridgeline.engine.adapters.registry import AdapterInfo, AdapterRegistry
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.config import ResolvedSettings, resolve
+from ridgeline.engine.device import choose_device
 from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Inbox, Sink
 from ridgeline.engine.eviction.requirements import check_kv_eviction
@@ -141,6 +142,7 @@ class Engine:
 
         Raises BadModel, BadInput, CannotRun, DoesNotFit, DownloadFailed.
         """
+        choose_device(settings.device, {})  # a device that is not here must not cost a download
         ensure_downloaded(settings.model)
         began_s = clock()
         resolved = resolve(settings)

@@ -114,6 +114,13 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
 def parse_devices(text: str) -> tuple[str, int]:
     """The name and the number of devices of `h100-sxm` or `h100-sxm:8`. Raises BadInput."""
     name, colon, count = text.partition(":")
+    if name in ("cpu", "cuda", "gpu", "mps", "rocm", "auto"):
+        raise BadInput(
+            "a twin imitates an accelerator of the catalogue, not a device of this machine",
+            value=text,
+            limit="NAME or NAME:COUNT",
+            fix="for example --device h100-sxm:8; leave out --twin to run on this machine",
+        )
     if not name or (colon and not (count.isdecimal() and 1 <= int(count) <= MAX_REPLICAS)):
         raise BadInput(
             "the device of a twin cannot be read",

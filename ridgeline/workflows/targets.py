@@ -96,7 +96,10 @@ def engine_on_machine(resolved: ResolvedSettings) -> ModelOnDevice | None:
         return None
     dtype = resolved.spec.layers[0].mlp.gate.format.activations
     if resolved.device.startswith("cuda"):
-        gpu = machine.gpus[0]
+        number = int(resolved.device.partition(":")[2] or 0)
+        if number >= len(machine.gpus):  # probed while other devices were visible
+            return None
+        gpu = machine.gpus[number]
         flops_s, bytes_s = gpu.gemm_flops.get(dtype), gpu.read_bandwidth_bytes_s
     else:
         flops_s = machine.peak_flops(dtype)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine import config, dtype
 from ridgeline.engine.config import _formats, resolve
+from ridgeline.engine.device import choose_device
 from ridgeline.engine.scheduler.kv.kv_budget import (
     GIB,
     KvBudgetInputs,
@@ -99,11 +100,56 @@ def test_activation_precision_follows_the_setting() -> None:
 
 @pytest.mark.parametrize(
     ("device", "reason"),
-    [("mps", "Metal"), ("rocm", "AMD"), ("hip", "AMD"), ("xpu", "--device cpu")],
+    [
+        ("mps", "Metal"),
+        ("mps:0", "Metal"),
+        ("rocm", "AMD"),
+        ("rocm:1", "AMD"),
+        ("hip", "AMD"),
+        ("xpu", "kernels for CPUs and for NVIDIA GPUs only"),
+        ("npu:0", "kernels for CPUs and for NVIDIA GPUs only"),
+    ],
 )
 def test_devices_without_kernels_are_refused_with_the_reason(device: str, reason: str) -> None:
     with pytest.raises(CannotRun, match=reason):
         resolve(Settings(model="demo", device=device))
+
+
+@pytest.mark.parametrize(
+    ("device", "fix"),
+    [
+        ("gpu", "use --device cuda"),
+        ("CUDA", "use --device cuda"),
+        ("0", "use --device cuda:0"),
+        ("cuda:", "use --device cuda"),
+        ("cuda:-1", "use --device cuda"),
+        ("cuda:1.5", "use --device cuda"),
+        ("cuda:0,1", "use --device cuda"),
+        ("cpu:3", "--num-threads"),
+        ("h100-sxm", "--twin --device h100-sxm`"),
+        ("h100-sxm:8", "--twin --device h100-sxm:8`"),
+        ("H200_SXM", "h200-sxm is a row of the catalogue"),
+        ("", "ridgeline doctor"),
+        ("meta", "ridgeline doctor"),
+        ("toaster", "ridgeline doctor"),
+    ],
+)
+def test_what_is_no_device_is_refused_with_what_is_meant(device: str, fix: str) -> None:
+    with pytest.raises(BadInput, match="unknown device") as caught:
+        resolve(Settings(model="demo", device=device))
+    assert fix in str(caught.value.fix) and "cuda:N" in str(caught.value.limit)
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cuda:255", "cuda:256", "cuda:99999"])
+def test_number_of_a_device_is_not_cut_to_eight_bits(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch reads `cuda:256` as `cuda:0`."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(CannotRun, match="no such CUDA device"):
+        resolve(Settings(model="demo", device=device))
+    assert choose_device("cuda:0", {}) == torch.device("cuda", 0)
 
 
 def test_context_may_be_shortened_but_not_extended() -> None:

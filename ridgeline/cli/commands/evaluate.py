@@ -26,7 +26,8 @@ def evaluate_command(call: Invocation) -> int:
     if not options.a or not options.b:
         raise BadInput("eval compares two models", fix="ridgeline eval A B, or --url A --url B")
     lm_eval = lm_eval_options(options)
-    original, candidate = Settings(model=fetch_model(options.a)), call.settings(options.b)
+    candidate = call.settings(options.b)
+    original = Settings(model=fetch_model(options.a))
     return run_evaluate(original, candidate, options.budget, lm_eval, as_json=options.json)
 
 

@@ -14,6 +14,7 @@ from ridgeline.config.option import Section, options_of
 from ridgeline.config.settings import Settings
 from ridgeline.config.sources import read_config, read_environment
 from ridgeline.errors import BadInput
+from ridgeline.workflows.device_check import check_device
 
 S = TypeVar("S", bound=Section)
 
@@ -50,9 +51,10 @@ class Invocation:
     def settings(self, model: str | None) -> Settings:
         """The engine settings, for `model` if one was named, with its files downloaded.
 
-        Raises BadModel, DownloadFailed.
+        Raises BadModel, DownloadFailed, and BadInput or CannotRun for a device that is not here.
         """
         settings = self.engine_settings(model)
+        check_device(settings.device)
         fetch_model(settings.model)
         if settings.speculative_config is not None and settings.speculative_config.model:
             fetch_model(settings.speculative_config.model)
