@@ -51,6 +51,7 @@ from ridgeline.workflows.calibrate.calibrate_engine import (
 )
 from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.calibrate.load_windows import LoadWindow, measure_windows
+from ridgeline.workflows.calibrate.machine_rates import RatesOfCpu
 from ridgeline.workflows.calibrate.step_bench import StepBench, StepTiming, open_step_bench
 from ridgeline.workflows.calibrate.step_passes import (
     CalibrationRun,
@@ -150,10 +151,10 @@ def of_run(run: CalibrationRun, round_: int) -> Iterator[Raw]:
     found, settings = memory_now(), run_settings(run)
     dense_dtype = resolve(settings).dtype
     with open_step_bench(settings) as bench:
-        measurements = list(measure_passes(bench, run, RUN_S))
+        measurements = list(measure_passes(bench, run, RUN_S, RatesOfCpu()))
         is_last = run == CALIBRATED_WITH[-1]
         loaded = tuple(measure_windows(bench, run.model, run.quantization)) if is_last else ()
-    facts = calibration_facts(measurements, found, 0.0, dense_dtype)
+    facts = calibration_facts(measurements, found, 0.0, dense_dtype, RatesOfCpu())
     for ran in measurements:
         raw = Raw(round=round_, run=True, ran=ran, memory=found, facts=facts)
         yield raw if ran is not measurements[-1] else msgspec.structs.replace(raw, loaded=loaded)
@@ -182,7 +183,7 @@ def each_point(
     prompts: tuple[int, ...],
 ) -> Iterator[StepMeasurement]:
     """(batch, context) of decodes, (0, tokens) of prompts."""
-    clock = PassTimer(run)
+    clock = PassTimer(run, RatesOfCpu())
     for shape in decodes:
         yield clock.measure("decode", shape, partial(bench.decode, *shape))
     for tokens in prompts:

@@ -278,6 +278,7 @@ def calibrate(
     url: str | None = None,
     quantization: str | None = None,
     also: tuple[str, ...] = (),
+    device: str = "auto",
     served_model_name: str | None = None,
     api_key: str | None = None,
     tokenizer: str | None = None,
@@ -300,6 +301,7 @@ def calibrate(
             int4, bf16 (default: three of them).
         also: With --engine: another model to run, which makes the fit more general;
             repeatable.
+        device: With --engine: device to run on: cpu, cuda, cuda:N or auto.
         served_model_name: Model to request from the server (default: the first it lists).
         api_key: API key of the server.
         tokenizer: With --url: model whose tokenizer counts what the server does not, and

@@ -517,6 +517,14 @@ class CalibrateOptions(Section, frozen=True, kw_only=True):
             metavar="MODEL=FORMAT",
         ),
     ] = ()
+    device: Annotated[
+        str,
+        About(
+            "With --engine: device to run on: cpu, cuda, cuda:N or auto.",
+            metavar="DEVICE",
+            since="0.3",
+        ),
+    ] = "auto"
     served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
     api_key: Annotated[str | None, shared.API_KEY] = None
     tokenizer: Annotated[

@@ -140,7 +140,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("lm_eval_program", ("lm_eval",)),
     ),
     "calibrate": (
-        Displaces("url", ("quantization", "also")),
+        Displaces("url", ("quantization", "also", "device")),
         Needs("served_model_name", ("url",)),
     ),
     "predict": (

@@ -11,11 +11,14 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from ridgeline.cli.main import main
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware import measure
+from ridgeline.hardware.measure import GpuRates
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import cost_model, resident_weight_bytes
 from ridgeline.plan.calibration import fit as calibrate
@@ -41,10 +44,10 @@ from ridgeline.plan.step_time.predict import OperatingPoint, predict
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.workflows.calibrate.calibrate_engine import request_overheads
+from ridgeline.workflows.calibrate.machine_rates import MachineSpeed, rates_of
 from ridgeline.workflows.calibrate.step_passes import (
     DECODES,
     CalibrationRun,
-    MachineSpeed,
     StepMeasurement,
     calibration_runs,
     pass_slowness,
@@ -147,6 +150,110 @@ def test_fit_predicts_unseen_models(found: Calibration) -> None:
                 ]
                 errors.append(abs(cases[1] / cases[0] - 1))
     assert np.median(errors) < 0.04 and max(errors) < 0.2
+
+
+GPU = msgspec.structs.replace(
+    FACTS,
+    device_kind="gpu",
+    work_speed=200.0,
+    bandwidth_bytes_s={str(1 << 30): 4e12},
+    peak_flops={"float32": 5e13, "bfloat16": 7e14, "int8": 1.4e15},
+    memory=MachineMemory(total_bytes=140 << 30, available_bytes=139 << 30),
+    dense_dtype="bfloat16",
+)
+
+
+def made_up_gpu() -> Calibration:
+    """The made-up machine, two hundred times as fast at everything but what the host does."""
+    truth, empty = made_up(), empty_calibration(GPU, FORMATS)
+    linears = {
+        name: msgspec.structs.replace(
+            linear,
+            weight_s=tuple(each / 200 for each in linear.weight_s),
+            row_s=linear.row_s / 200,
+            output_s=linear.output_s / 200,
+            layer_s=1e-5,
+        )
+        for name, linear in truth.linears.items()
+    }
+    attention = msgspec.structs.replace(
+        truth.attention, decode_flop_s=1e-13, decode_byte_s=4.5e-13, prompt_flop_s=5e-14
+    )
+    overheads = msgspec.structs.replace(
+        truth.overheads, run_s=1e-6, run_layer_s=1e-9, logit_s=5e-13
+    )
+    return msgspec.structs.replace(
+        empty, linears=linears, overheads=overheads, attention=attention, overlap=4.0
+    )
+
+
+@pytest.mark.slow
+def test_fit_predicts_unseen_models_on_a_gpu() -> None:
+    truth = made_up_gpu()
+    found, errors = fit_samples(sample_points(truth, noise=0.03), GPU), []
+    for model in ("smollm2-360m", "tinyllama-1.1b", "llama-3.2-1b"):
+        for dtype in (None, "int8", "int4"):
+            for batch, context in ((1, 100), (6, 700), (48, 300)):
+                cases = [
+                    machine(each, model, dtype).uniform(batch, 1, context, sampled=batch).seconds
+                    for each in (truth, found)
+                ]
+                errors.append(abs(cases[1] / cases[0] - 1))
+    assert np.median(errors) < 0.05 and max(errors) < 0.25
+    assert found.attention.decode_byte_s == pytest.approx(4.5e-13, rel=0.5)
+    device = found.accelerator()
+    assert (device.kind, device.vendor) == ("gpu", "NVIDIA")
+
+
+def test_calibrated_gpu_has_the_cache_that_the_engine_would_choose_there() -> None:
+    on_gpu, on_cpu = (
+        memory_budget(machine(each, "llama-3.2-1b", None))
+        for each in (
+            made_up_gpu(),
+            msgspec.structs.replace(made_up_gpu(), device_kind="cpu"),
+        )
+    )
+    assert on_gpu.kv_bytes > 100 << 30 > on_cpu.kv_bytes > 0
+
+
+def test_rates_of_a_gpu_are_those_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration on a card compared its steps with the bandwidth and memory of the CPU."""
+    measured = []
+
+    def measure_card(device: str) -> GpuRates:
+        measured.append(device)
+        return GpuRates(1 << 30, 4e12, {"float32": 5e13, "bfloat16": 7e14, "int8": 1.4e15})
+
+    monkeypatch.setattr(measure, "gpu_rates", measure_card)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (139 << 30, 140 << 30))
+    rates = rates_of("cuda:1")
+    assert (rates.name, rates.kind, rates.work_speed) == ("NVIDIA H200", "gpu", 200.0)
+    assert rates.memory() == MachineMemory(total_bytes=140 << 30, available_bytes=139 << 30)
+    assert rates.speed() == MachineSpeed(4e12, 5e13) and rates.read_rates() == {"1073741824": 4e12}
+    assert rates.kernel_ops_s(1.0) == {
+        "float32": 5e13,
+        "bfloat16": 7e14,
+        "int8": 1.4e15,
+        "int4": 7e14,
+    }
+    assert measured == ["cuda:1"]
+    assert rates_of("cpu").kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--engine", "demo", "--device", "mps"], "Metal"),
+        (["--engine", "demo", "--device", "h100-sxm"], "--accelerator"),
+        (["--url", "http://127.0.0.1:9", "--device", "cpu"], "--device"),
+    ],
+)
+def test_device_of_a_calibration_is_checked_first(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_admission_cost_does_not_affect_later_steps(found: Calibration) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -157,6 +157,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     read bandwidth by working set size in bytes. `overlap`: the exponent p. `tpot_error`,
     `ttft_error`: expected median relative errors, from the residuals of decode and prompt steps.
     `interference`: how much slower than fitted the steps were under load; simulations replay it.
+    `device_kind`: what the steps ran on; a GPU is an NVIDIA card.
     """
 
     version: int
@@ -177,6 +178,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     dense_dtype: str
     residuals: tuple[Residual, ...] = ()
     interference: InterferenceTrace | None = None
+    device_kind: Literal["cpu", "gpu"] = "cpu"
 
     def bandwidth(self, set_bytes: float) -> float:
         """Bytes/s at which a working set of this size is read repeatedly."""
@@ -191,8 +193,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         """The device as a row of the catalogue, without a price."""
         return MeasuredDevice(
             name=self.device,
-            vendor="measured",
-            kind="cpu",
+            vendor="measured" if self.device_kind == "cpu" else "NVIDIA",
+            kind=self.device_kind,
             peak_flops=self.peak_flops,
             memory_bytes=self.memory.total_bytes,
             bandwidth_bytes_s=self.memory_bandwidth,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -53,6 +53,8 @@ _TERMS = {
     "output_s int4": (1e-9, 0.3),
     "output_s bfloat16": (1e-9, 0.3),
 }  # typical seconds per unit of work on a server core; strength of the pull towards that value
+_WORK = ("logit_s", "decode_flop_s", "decode_byte_s", "prompt_flop_s", "output_s")
+"""Terms of reading and multiplying, typical of the device's speed; the others are of the host."""
 _NUM_OVERHEADS, _NUM_ATTENDING = 5, 3
 _DECODE = slice(_NUM_OVERHEADS, _NUM_OVERHEADS + 2)  # the terms of decode attention
 _PEAK_SHARE = 0.95  # margin, because the measured peak may be slightly too low
@@ -73,7 +75,8 @@ class FitSample(msgspec.Struct, frozen=True, kw_only=True):
 
 class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a calibration that are not fitted. `kernel_ops_s`: by weight format, the peak
-    rate of the instructions that its kernel uses (2 operations per weight and row)."""
+    rate of the instructions that its kernel uses (2 operations per weight and row). `work_speed`:
+    how many times as fast as a server core the device reads and multiplies."""
 
     device: str
     as_of: str
@@ -87,6 +90,8 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
     first_s: float
     reading: ReaderTimes = ReaderTimes(token_s=0.0, first_s=0.0)
     kernel_ops_s: dict[str, float] = {}
+    device_kind: Literal["cpu", "gpu"] = "cpu"
+    work_speed: float = 1.0
 
 
 def empty_calibration(facts: CalibrationInputs, formats: Sequence[str]) -> Calibration:
@@ -153,7 +158,7 @@ class _Fit:
             self._first[name] = at
             at += 1 + len(rows)
         self._parts(samples, at)
-        self._pulled = np.log([term for term, _ in _TERMS.values()])
+        self._pulled = np.log(_typical_terms(facts.work_speed))
         self._pull = np.array([pull for _, pull in _TERMS.values()])
         start = self._start(samples, at)
         solution = least_squares(
@@ -192,7 +197,7 @@ class _Fit:
     def _start(self, samples: Sequence[FitSample], num: int) -> Any:
         """Initial values; curves start from the best measured time per weight and row."""
         x = np.zeros(num)
-        x[: len(_TERMS)] = np.log([term for term, _ in _TERMS.values()])
+        x[: len(_TERMS)] = self._pulled
         for name, rows in self.knots.items():
             first = self._first[name]
             x[first] = math.log(_SHARE_S)
@@ -272,6 +277,12 @@ class _Fit:
             for name, rows in self.knots.items()
         }
         return _calibration(self._facts, values[: len(_TERMS)], linears, self._overlap)
+
+
+def _typical_terms(work_speed: float) -> list[float]:
+    return [
+        term / work_speed if name.startswith(_WORK) else term for name, (term, _) in _TERMS.items()
+    ]
 
 
 def _terms_of(work: CalibratedWork) -> tuple[float, ...]:
@@ -367,6 +378,7 @@ def _calibration(
             reader_first_s=facts.reading.first_s,
         ),
         memory=facts.memory,
+        device_kind=facts.device_kind,
         tpot_error=0.0,
         ttft_error=0.0,
         dense_dtype=facts.dense_dtype,

@@ -16,7 +16,7 @@ from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, fitting_model_len, kv_budget
 from ridgeline.errors import DoesNotFit
 from ridgeline.modelspec.cost.parameters import largest_mlp
-from ridgeline.plan.calibration.calibration import MachineMemory
+from ridgeline.plan.calibration.calibration import Calibration
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import KvEviction
 
@@ -77,7 +77,7 @@ def memory_budget(machine: Replica, limits: MemoryLimits | None = None) -> Memor
     """Compute the budget; `kv_tokens` is 0 if the weights leave no memory. Never raises."""
     limits = MemoryLimits() if limits is None else limits
     if machine.calibration is not None:
-        return _engine_budget(machine, limits, machine.calibration.memory)
+        return _engine_budget(machine, limits, machine.calibration)
     layout = machine.layout
     usable = machine.device.memory_bytes * limits.utilization
     activations = _activations(machine, limits)
@@ -100,8 +100,11 @@ def memory_budget(machine: Replica, limits: MemoryLimits | None = None) -> Memor
     )
 
 
-def _engine_budget(machine: Replica, limits: MemoryLimits, memory: MachineMemory) -> MemoryBudget:
+def _engine_budget(
+    machine: Replica, limits: MemoryLimits, calibration: Calibration
+) -> MemoryBudget:
     """The budget that Ridgeline's engine would choose here; no cache if it would fail."""
+    memory = calibration.memory
     per_token = machine.cost.kv_bytes_per_token
     rule = KvBudgetInputs(
         weight_bytes=int(machine.resident_bytes),
@@ -111,7 +114,7 @@ def _engine_budget(machine: Replica, limits: MemoryLimits, memory: MachineMemory
         block_size=limits.block_size,
         memory_bytes=memory.total_bytes,
         available_bytes=memory.available_bytes,
-        device="cpu",
+        device="cpu" if calibration.device_kind == "cpu" else "cuda",
         requested_bytes=limits.kv_bytes,
         layout=machine.cost.layout,
         max_run_tokens=limits.max_num_batched_tokens,

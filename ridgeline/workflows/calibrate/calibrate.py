@@ -7,6 +7,7 @@ from ridgeline.errors import BadInput
 from ridgeline.hub.download import ensure_downloaded
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
+from ridgeline.workflows.device_check import check_device
 from ridgeline.workflows.targets import RemoteServer
 
 
@@ -36,6 +37,7 @@ def calibrate(options: CalibrateOptions, observer: Observer = silent) -> Calibra
     from ridgeline.workflows.calibrate.step_passes import calibration_runs
 
     assert options.engine is not None
+    check_device(options.device)
     ensure_downloaded(options.engine, observer)
     runs = calibration_runs(options.engine, options.quantization, options.also)
-    return calibrate_engine(runs, options.budget, observer)
+    return calibrate_engine(runs, options.budget, observer, options.device)

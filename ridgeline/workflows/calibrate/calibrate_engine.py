@@ -13,7 +13,6 @@ import msgspec
 import ridgeline
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput
-from ridgeline.hardware import measure, system
 from ridgeline.measure.monitors.process_usage import CpuContention
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import Shape
@@ -30,58 +29,62 @@ from ridgeline.plan.step_time.simulated import reader_s
 from ridgeline.records.progress import Caution, Message, Observer, silent
 from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.calibrate.load_windows import (
+    WINDOW_S,
     LoadWindow,
     measure_windows,
     median_wait_s,
 )
+from ridgeline.workflows.calibrate.machine_rates import MachineRates, MachineSpeed, rates_of
 from ridgeline.workflows.calibrate.step_bench import open_step_bench
 from ridgeline.workflows.calibrate.step_passes import (
     FORMATS,
     CalibrationRun,
-    MachineSpeed,
     StepMeasurement,
     fastest_passes,
     measure_passes,
-    num_threads,
     pass_slowness,
     run_settings,
     step_kinds,
 )
 
-BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
 MAX_RUNS = 5
+MIN_BUDGET_PER_WINDOW = 30
+"""Seconds of the budget per second of one window under load: three of them add a tenth to it."""
 MAX_TAKEN_SHARE = 0.15  # of the CPU time demanded: beyond it the steps are not this machine's
-MULTIPLIED_AS = {"float32": "float32", "bfloat16": "bf16", "int8": "int16", "int4": "int4"}
-"""Weight format → the kind of multiply-add that its kernel uses."""
 
 
 def calibrate_engine(
-    runs: Sequence[CalibrationRun], budget_s: float, observer: Observer = silent
+    runs: Sequence[CalibrationRun],
+    budget_s: float,
+    observer: Observer = silent,
+    device: str = "cpu",
 ) -> CalibrationResult:
     """Measure steps of every run within the budget and fit the arithmetic to them.
 
-    Raises UserError if there are too many runs, a model does not fit, or the budget is too small.
+    Raises UserError if there are too many runs, a model or a device is not here, a model does not
+    fit, or the budget is too small.
     """
     if len(runs) > MAX_RUNS:
         raise BadInput(
             "too many runs", value=len(runs), limit=MAX_RUNS, fix="name fewer with --quantization"
         )
-    for run in runs:
-        resolve(run_settings(run))  # an error in the last run must not cost the others
+    rates = rates_of(resolve(run_settings(runs[0], device=device)).device)
+    memory = rates.memory()
+    settings = [
+        run_settings(run, device=device, available_bytes=memory.available_bytes) for run in runs
+    ]
+    resolved = [resolve(one) for one in settings]  # an error in the last must not cost the others
     started_s = time.perf_counter()
-    available = system.memory()
-    memory = MachineMemory(
-        total_bytes=available.total_bytes, available_bytes=available.available_bytes
-    )
     measurements: list[StepMeasurement] = []
     windows: list[LoadWindow] = []
     for number, run in enumerate(runs, 1):
         contention = CpuContention()
-        with open_step_bench(run_settings(run)) as bench:
-            of_run = list(measure_passes(bench, run, budget_s / len(runs)))
+        with open_step_bench(settings[number - 1]) as bench:
+            of_run = list(measure_passes(bench, run, budget_s / len(runs), rates))
             num_kinds = sum(1 for _ in step_kinds(bench, run))
             if number == len(runs):
-                windows = list(measure_windows(bench, run.model, run.quantization))
+                window_s = min(WINDOW_S, budget_s / MIN_BUDGET_PER_WINDOW)
+                windows = list(measure_windows(bench, run.model, run.quantization, window_s))
         measurements += of_run
         passes = len(of_run) / num_kinds
         elapsed_s = time.perf_counter() - started_s
@@ -90,8 +93,8 @@ def calibrate_engine(
         _warn(observer, contention.taken_share(), passes)
     if not measurements:
         raise BadInput("nothing was measured within --budget", value=budget_s, fix="allow more")
-    dense_dtype = resolve(run_settings(runs[-1])).dtype
-    facts = calibration_facts(measurements, memory, time.perf_counter() - started_s, dense_dtype)
+    took_s, dense_dtype = time.perf_counter() - started_s, resolved[-1].dtype
+    facts = calibration_facts(measurements, memory, took_s, dense_dtype, rates)
     return CalibrationResult(machine=fit_calibration(measurements, facts, windows))
 
 
@@ -115,48 +118,17 @@ def undisturbed_speed(measurements: Sequence[StepMeasurement]) -> MachineSpeed:
     )
 
 
-def read_rates() -> dict[str, float]:
-    """Read bandwidth by working set, made monotonic: a rate that rises with it was disturbed."""
-    measured = {n: measure.read_bandwidth(n, num_threads()).per_s for n in BANDWIDTH_BYTES}
-    rates: dict[str, float] = {}
-    best = 0.0
-    for size in sorted(measured, reverse=True):
-        best = max(best, measured[size])
-        rates[str(size)] = best
-    return rates
-
-
-def kernel_ops_s(float32_ops_s: float) -> dict[str, float]:
-    """Operations/s, in registers, of the multiply-adds that each weight format's kernel uses.
-
-    Each is timed in alternation with float32 and given as that multiple of `float32_ops_s`, so that
-    a disturbance cancels. Formats whose instructions cannot be timed on this CPU are left out.
-    """
-    module = measure.native()
-
-    def rate(kind: str) -> float:
-        rates = module.multiply_rates(kind, num_threads(), 3, 0.02)
-        return float(median(rate for rate, _ in rates))
-
-    known = measure.kinds_of(sorted(set(MULTIPLIED_AS.values())))
-    ops_s = {}
-    for name, kind in MULTIPLIED_AS.items():
-        if module.linear_isa("auto") == "avxvnni" and kind.startswith("int"):
-            continue  # there is no timing loop for its vpdpbusd
-        if kind in known:
-            ratio = median(rate(kind) / rate("float32") for _ in range(5))
-            ops_s[name] = float32_ops_s * ratio
-    return ops_s
-
-
 def calibration_facts(
-    measurements: Sequence[StepMeasurement], memory: MachineMemory, took_s: float, dense_dtype: str
+    measurements: Sequence[StepMeasurement],
+    memory: MachineMemory,
+    took_s: float,
+    dense_dtype: str,
+    rates: MachineRates,
 ) -> CalibrationInputs:
     """What a calibration holds besides the fit. Measures the machine's rates now."""
     speed = undisturbed_speed(measurements)
-    rates = read_rates()
-    rates[max(rates, key=int)] = speed.read_bytes_s
-    peaks = measure.multiply_peaks(num_threads())
+    read_rates = rates.read_rates()
+    read_rates[max(read_rates, key=int)] = speed.read_bytes_s
     runs = dict.fromkeys(
         str(CalibrationRun(model=measurement.model, quantization=measurement.quantization))
         for measurement in measurements
@@ -165,12 +137,14 @@ def calibration_facts(
     return CalibrationInputs(
         device="this-machine",
         as_of=date.today().isoformat(),
-        source=f"ridgeline {ridgeline.__version__} calibrate on {system.cpu_model()}",
+        source=f"ridgeline {ridgeline.__version__} calibrate on {rates.name}",
         took_s=took_s,
         runs=tuple(runs),
-        peak_flops={kind: rate.per_s for kind, rate in peaks.items()},
-        kernel_ops_s=kernel_ops_s(speed.ops_s),
-        bandwidth_bytes_s=rates,
+        device_kind=rates.kind,
+        work_speed=rates.work_speed,
+        peak_flops=rates.peak_flops(),
+        kernel_ops_s=rates.kernel_ops_s(speed.ops_s),
+        bandwidth_bytes_s=read_rates,
         memory=memory,
         dense_dtype=dense_dtype,
         first_s=first_s,

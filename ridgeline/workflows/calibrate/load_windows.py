@@ -67,7 +67,9 @@ class _MixedWorkload:
             )
 
 
-def measure_windows(bench: StepBench, model: str, quantization: str | None) -> Iterator[LoadWindow]:
+def measure_windows(
+    bench: StepBench, model: str, quantization: str | None, window_s: float = WINDOW_S
+) -> Iterator[LoadWindow]:
     """One window per share of the capacity."""
     prefill_s = bench.prefill(_MEAN_PROMPT).seconds
     decode_s = bench.decode(_SHARED_BATCH, _MEAN_PROMPT).seconds
@@ -75,7 +77,7 @@ def measure_windows(bench: StepBench, model: str, quantization: str | None) -> I
     mean_output = (high - low) / math.log(high / low)
     capacity = 1 / (prefill_s + mean_output * decode_s / _SHARED_BATCH)
     for seed, share in enumerate(LOAD_SHARES):
-        run = asyncio.run(_run_window(bench, share * capacity, seed))
+        run = asyncio.run(_run_window(bench, share * capacity, seed, window_s))
         yield LoadWindow(
             model=model,
             quantization=quantization,
@@ -85,15 +87,15 @@ def measure_windows(bench: StepBench, model: str, quantization: str | None) -> I
         )
 
 
-async def _run_window(bench: StepBench, rate: float, seed: int) -> RunTrace:
+async def _run_window(bench: StepBench, rate: float, seed: int, window_s: float) -> RunTrace:
     rng = random.Random(f"{seed}/arrivals")
-    count = max(4, round(rate * WINDOW_S))
+    count = max(4, round(rate * window_s))
     arrivals = RecordedArrivals(
-        at_s=tuple(sorted(rng.uniform(0.0, WINDOW_S) for _ in range(count))),
+        at_s=tuple(sorted(rng.uniform(0.0, window_s) for _ in range(count))),
         label=f"poisson:{rate!r}",
         rate=rate,
     )
-    options = LoadOptions(num_requests=count, grace_s=GRACE_S, seed=seed)
+    options = LoadOptions(num_requests=count, grace_s=min(GRACE_S, window_s), seed=seed)
     bench.engine.drain_steps()
     workload = _MixedWorkload(bench.engine.resolved.spec.vocab_size)
     return await run_load(EngineTarget(bench.engine), workload, arrivals, options)

@@ -38,6 +38,7 @@ class StepBench:
 
     def __init__(self, engine: Engine, parts: EngineParts, seed: int) -> None:
         self.engine, self._parts = engine, parts
+        self._captured: set[int] | None = set() if engine.info.device.startswith("cuda") else None
         self._rng = np.random.default_rng(seed)
         for layer in parts.runner.cache.layers:
             _fill_with_noise(layer)
@@ -102,7 +103,13 @@ class StepBench:
         return await asyncio.gather(*(stream(i, prompt) for i, prompt in enumerate(prompts)))
 
     def prefill(self, num_tokens: int, cached: int = 0) -> StepTiming:
-        """The step of a prompt's last `num_tokens` tokens, after `cached` ones."""
+        """The step of a prompt's last `num_tokens` tokens, after `cached` ones.
+
+        On a GPU the first step of a size captures graphs: it is repeated.
+        """
+        if self._captured is not None and num_tokens not in self._captured:
+            self._captured.add(num_tokens)
+            self.prefill(num_tokens, cached)
         prompt = self.random_prompt(num_tokens + cached)
         if cached:
             self._insert_into_cache(prompt[: cached + 1])

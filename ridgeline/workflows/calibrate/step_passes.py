@@ -17,9 +17,10 @@ import msgspec
 
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput
-from ridgeline.hardware import measure, system
+from ridgeline.hardware import system
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import kv_bytes_per_token
+from ridgeline.workflows.calibrate.machine_rates import MachineRates, MachineSpeed
 from ridgeline.workflows.calibrate.step_bench import StepBench, StepTiming
 
 PREFILLS = (2, 4, 8, 16, 32, 64, 128, 256, 512)  # prompt tokens
@@ -41,18 +42,6 @@ FORMATS = {"int8": "int8", "int4": "int4", "bf16": "bfloat16"}
 """Weight format → its name in the planning arithmetic."""
 
 StepKind = Literal["prefill", "decode", "streamed", "ttft", "streamed_ttft"]
-
-
-class MachineSpeed(msgspec.Struct, frozen=True):
-    """Memory reads in bytes/s and arithmetic in operations/s, at one moment."""
-
-    read_bytes_s: float
-    ops_s: float
-
-    def mean(self, other: MachineSpeed) -> MachineSpeed:
-        return MachineSpeed(
-            (self.read_bytes_s + other.read_bytes_s) / 2, (self.ops_s + other.ops_s) / 2
-        )
 
 
 class StepMeasurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,18 +108,28 @@ def _named_run(text: str) -> CalibrationRun:
     return calibration_run(model, format_name)
 
 
-def run_settings(run: CalibrationRun, kv_bytes: int | None = None) -> Settings:
+def run_settings(
+    run: CalibrationRun,
+    kv_bytes: int | None = None,
+    *,
+    device: str = "cpu",
+    available_bytes: int | None = None,
+) -> Settings:
     """Settings with a KV cache for every measured context, within a share of the free memory.
 
-    `kv_bytes` overrides the size of the cache.
+    `kv_bytes` overrides the size of the cache. `available_bytes`: of the device's memory (None:
+    of this machine's).
     """
     spec = load_planning_spec(run.model)
     token_bytes = kv_bytes_per_token(msgspec.structs.replace(spec, kv_dtype="float32"))
     needed = token_bytes * max(batch * (context + MAX_OUTPUT_TOKENS) for batch, context in DECODES)
-    available = int(MAX_KV_SHARE * system.memory().available_bytes)
+    if available_bytes is None:
+        available_bytes = system.memory().available_bytes
+    available = int(MAX_KV_SHARE * available_bytes)
     return settings_from(
         {
             "model": run.model,
+            "device": device,
             "quantization": run.quantization,
             "kv_cache_memory_bytes": kv_bytes or max(1 << 29, min(needed, available)),
             "max_model_len": min(MAX_MODEL_LEN, spec.max_positions),
@@ -144,8 +143,8 @@ TimedKind = tuple[StepKind, tuple[int, int], Callable[[], StepTiming]]
 class PassTimer:
     """Times kinds of steps in one pass, after measuring the machine's speed."""
 
-    def __init__(self, run: CalibrationRun) -> None:
-        self._run, self._speed = run, machine_speed()
+    def __init__(self, run: CalibrationRun, rates: MachineRates) -> None:
+        self._run, self._speed = run, rates.speed()
 
     def measure(
         self, kind: StepKind, requested: tuple[int, int], time_steps: Callable[[], StepTiming]
@@ -185,14 +184,14 @@ def step_kinds(bench: StepBench, run: CalibrationRun) -> Iterator[TimedKind]:
 
 
 def measure_passes(
-    bench: StepBench, run: CalibrationRun, budget_s: float
+    bench: StepBench, run: CalibrationRun, budget_s: float, rates: MachineRates
 ) -> Iterator[StepMeasurement]:
     """As many passes over all kinds as fit the budget, but at most `MAX_PASSES`."""
     end_s = time.perf_counter() + budget_s
     for _ in range(MAX_PASSES):
         if time.perf_counter() >= end_s:
             return
-        timer = PassTimer(run)
+        timer = PassTimer(run, rates)
         for kind, requested, time_steps in step_kinds(bench, run):
             if time.perf_counter() < end_s:
                 yield timer.measure(kind, requested, time_steps)
@@ -256,16 +255,3 @@ def _request_overhead(bench: StepBench, ttft_s: Callable[[int], float]) -> StepT
     request_s = median(ttft_s(16) for _ in range(5))
     step_s = median(bench.prefill(16).seconds for _ in range(5))
     return StepTiming((), 0, max(0.0, request_s - step_s))
-
-
-def num_threads() -> int:
-    """Threads of the measurements: all cores that this process may use."""
-    return max(1, int(system.cores().usable))
-
-
-def machine_speed() -> MachineSpeed:
-    """The machine's speed now; takes a quarter of a second."""
-    threads, native = num_threads(), measure.native()
-    reads = native.read_rates(256 << 20, threads, 5, 0.01)
-    ops = native.multiply_rates("float32", threads, 5, 0.01)
-    return MachineSpeed(median(rate for rate, _ in reads), median(rate for rate, _ in ops))

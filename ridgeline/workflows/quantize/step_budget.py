@@ -19,7 +19,7 @@ from ridgeline.modelspec.cost import cost_model
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
 from ridgeline.report.numbers import rounded
-from ridgeline.workflows.calibrate.step_passes import num_threads
+from ridgeline.workflows.calibrate.machine_rates import num_threads
 
 READ_SHARE = 0.9
 """Of the read bandwidth, by the INT4 and INT8 kernels with one row (docs/concepts/kernels.md)."""
