@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 import ridgeline
@@ -21,10 +22,16 @@ from ridgeline.hardware.ceilings import MeasuredCeilings
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
 from ridgeline.records import MachineLoad, StepStat
+from ridgeline.records.progress import silent
 from ridgeline.workflows.lab import run_case_study, stage_bench
-from ridgeline.workflows.lab.case_study import CaseStudy
-from ridgeline.workflows.lab.open_stage import StageWork, round_of
-from ridgeline.workflows.lab.run_case_study import chosen_stages, command_of, study_settings
+from ridgeline.workflows.lab.case_study import CaseStudy, StageRound
+from ridgeline.workflows.lab.open_stage import OpenStage, StageWork, round_of
+from ridgeline.workflows.lab.run_case_study import (
+    chosen_stages,
+    command_of,
+    measure_stages,
+    study_settings,
+)
 from ridgeline.workflows.lab.stage_bench import StageBench
 from ridgeline.workflows.lab.study_stages import STAGE_NAMES, StudyStage, study_stages
 from tests.conformance.tiny_models import make_model
@@ -127,6 +134,74 @@ def test_stage_that_fails_while_it_runs_says_why(
     monkeypatch.setattr(stage_bench, "OpenStage", fail)
     stage = study_stages(Speculative(method="ngram"))[0]
     assert refused(tiny, stage).why_not == "RuntimeError: no kernel image is available"
+
+
+def small_bench(tiny: str, *names: str) -> tuple[StageBench, list[StudyStage]]:
+    settings = Settings(model=tiny, device="cpu", max_num_seqs=2, max_model_len=16, num_threads=1)
+    bench = StageBench(settings, "cpu", WORK)
+    return bench, [one for one in study_stages(Speculative(method="ngram")) if one.name in names]
+
+
+def test_stage_that_fails_in_a_later_round_does_not_end_the_study(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, stages = small_bench(tiny, "eager", "int8")
+    run_round, ran = OpenStage.run_round, list[OpenStage]()
+
+    def full(stage: OpenStage) -> StageRound:
+        ran.append(stage)
+        if len(ran) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run_round(stage)
+
+    monkeypatch.setattr(OpenStage, "run_round", full)
+    measure_stages(bench, stages, 2, silent)
+    eager, int8 = bench.results(lambda size: 1e9)
+    bench.close()
+    assert eager.why_not == "OutOfMemoryError: CUDA out of memory" and eager.rounds == ()
+    assert not int8.why_not and len(int8.rounds) == 2
+
+
+def test_interrupted_study_keeps_the_stages_that_it_reached(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ceilings = MeasuredCeilings(bytes_s={1: 1e9}, flops_s={"float32": 1e9}, cpu_share=1.0)
+    monkeypatch.setattr(run_case_study, "ceilings_of", lambda *_: ceilings)
+    open_stage = StageBench.open
+
+    def interrupted(bench: StageBench, stage: StudyStage) -> None:
+        if stage.name == "int4":
+            raise KeyboardInterrupt
+        open_stage(bench, stage)
+
+    monkeypatch.setattr(StageBench, "open", interrupted)
+    flags = "--device cpu --num-threads 1 --input-len 12 --output-len 8 --stages eager,int8,int4"
+    saved = tmp_path / "study.json"
+    words = ["lab", "casestudy", tiny, *flags.split(), "--output-json", str(saved)]
+    assert main(words) == 130
+    record = json.loads(saved.read_text())
+    assert record["interrupted"] is True
+    assert [(one["name"], len(one["rounds"])) for one in record["stages"]] == [
+        ("eager", 1),
+        ("int8", 1),
+    ]
+    assert "interrupted, so that" in " ".join(capsys.readouterr().out.split())
+
+
+def test_study_that_is_interrupted_before_its_first_figure_has_none(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ceilings = MeasuredCeilings(bytes_s={1: 1e9}, flops_s={"float32": 1e9}, cpu_share=1.0)
+    monkeypatch.setattr(run_case_study, "ceilings_of", lambda *_: ceilings)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StageBench, "measure", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ridgeline.casestudy(
+            tiny, device="cpu", num_threads=1, input_len=12, output_len=8, stages="eager"
+        )
 
 
 def test_round_counts_steps_after_the_last_prompt(tiny: str) -> None:

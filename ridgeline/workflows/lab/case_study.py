@@ -89,7 +89,8 @@ class StageResult(msgspec.Struct, frozen=True, kw_only=True):
 class CaseStudy(Result, frozen=True, kw_only=True):
     """The stages of a case study in order, and the conditions of their measurement.
 
-    `load`: what other processes took meanwhile. `command`: repeats the study.
+    `load`: what other processes took meanwhile. `command`: repeats the study. `interrupted`: it has
+    fewer rounds than it should have, or fewer stages.
     """
 
     model: str
@@ -106,6 +107,7 @@ class CaseStudy(Result, frozen=True, kw_only=True):
     command: str
     stages: tuple[StageResult, ...]
     text: str
+    interrupted: bool = False
 
     @property
     def first(self) -> StageResult | None:

@@ -1,12 +1,14 @@
 """Run the case study: eager PyTorch, torch.compile, kernels, INT8, INT4, speculation, in turn.
 
 Every stage decodes the same prompts greedily. Rounds are interleaved: each measures every stage
-once, so that a change of the machine meets all of them. A stage that cannot run here is kept with
-the reason.
+once, so that a change of the machine meets all of them. The first round measures each stage as soon
+as it is open, so that an interrupted study has figures of those that it reached. A stage that
+cannot run here is kept with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -22,6 +24,7 @@ from ridgeline.hardware.ceilings import ceilings_of
 from ridgeline.hub.download import ensure_downloaded
 from ridgeline.measure.monitors.machine_load import LoadMeter
 from ridgeline.records.progress import Observer, StageAdvanced, silent, stage
+from ridgeline.workflows.device_check import check_device
 from ridgeline.workflows.lab.case_study import CaseStudy
 from ridgeline.workflows.lab.stage_bench import StageBench
 from ridgeline.workflows.lab.study_stages import STAGE_NAMES, StudyStage, study_stages
@@ -37,28 +40,26 @@ def run_case_study(options: LabOptions, observer: Observer = silent) -> CaseStud
     model cannot hold; DownloadFailed for a model that cannot be fetched.
     """
     stages, settings = chosen_stages(options), study_settings(options)
+    check_device(settings.device)
     ensure_downloaded(settings.model)
     resolved = resolve(settings)
     work, text = study_work(options, settings.model, resolved.spec.vocab_size)
     bench, meter = StageBench(settings, resolved.device, work), LoadMeter()
     with stage(observer, "bandwidth of the device"):
         before = ceilings_of(resolved.device, resolved.num_threads)
+    ceilings, interrupted = before, False
     try:
-        bench.plan_memory(stages)
-        for one in stages:
-            with stage(observer, f"stage {one.name}", detail=one.title):
-                bench.open(one)
-        name = "rounds"
-        with stage(observer, name):
-            for number in range(options.rounds):
-                bench.run_round()
-                observer(
-                    StageAdvanced(stage=name, completed=number + 1, total=float(options.rounds))
-                )
+        measure_stages(bench, stages, options.rounds, observer)
+        with stage(observer, "bandwidth of the device, again"):
+            ceilings = before.best_of(ceilings_of(resolved.device, resolved.num_threads))
+    except KeyboardInterrupt:
+        interrupted = True
+        bench.leave_out_rest()
     finally:
         bench.close()
-    with stage(observer, "bandwidth of the device, again"):
-        ceilings = before.best_of(ceilings_of(resolved.device, resolved.num_threads))
+    results = bench.results(ceilings.bandwidth)
+    if interrupted and not any(one.rounds for one in results):
+        raise KeyboardInterrupt
     return CaseStudy(
         model=settings.model,
         device=resolved.device,
@@ -72,9 +73,26 @@ def run_case_study(options: LabOptions, observer: Observer = silent) -> CaseStud
         load=meter.read(),
         date=datetime.now(UTC).date().isoformat(),
         command=command_of(options),
-        stages=bench.results(ceilings.bandwidth),
+        stages=results,
         text=text,
+        interrupted=interrupted,
     )
+
+
+def measure_stages(
+    bench: StageBench, stages: Sequence[StudyStage], num_rounds: int, observer: Observer
+) -> None:
+    """Open every stage and measure it once, then all of them in the other rounds."""
+    bench.plan_memory(stages)
+    for one in stages:
+        with stage(observer, f"stage {one.name}", detail=one.title):
+            bench.open(one)
+            bench.measure(one.name)
+    name = "rounds"
+    with stage(observer, name):
+        for number in range(1, num_rounds):
+            bench.run_round()
+            observer(StageAdvanced(stage=name, completed=number + 1, total=float(num_rounds)))
 
 
 def chosen_stages(options: LabOptions) -> tuple[StudyStage, ...]:

@@ -82,14 +82,32 @@ class StageBench:
 
     def run_round(self) -> None:
         """Measure every stage that runs once."""
-        for name, result in self._results.items():
-            if result.why_not:
-                continue
+        for name in self._results:
+            self.measure(name)
+
+    def measure(self, name: str) -> None:
+        """Measure a stage once, if it runs. One that fails does not end the study."""
+        result = self._results[name]
+        if result.why_not:
+            return
+        try:
             if name not in self._open:
                 self._open[name] = OpenStage(self.settings_of(self._stages[name]), self._work)
             measured = self._open[name].run_round()
-            self._results[name] = msgspec.structs.replace(result, rounds=(*result.rounds, measured))
-            self._close_spare()
+        except (RidgelineError, RuntimeError) as error:
+            failed = msgspec.structs.replace(result, why_not=_reason(error), rounds=())
+            self._results[name] = failed
+            self._close_one(name)
+            return
+        self._results[name] = msgspec.structs.replace(result, rounds=(*result.rounds, measured))
+        self._close_spare()
+
+    def leave_out_rest(self) -> None:
+        """Say of each stage without a measurement that the study was interrupted."""
+        for name, result in self._results.items():
+            if not result.rounds and not result.why_not:
+                why = "the study was interrupted before it was measured"
+                self._results[name] = msgspec.structs.replace(result, why_not=why)
 
     def results(self, bandwidth: Callable[[float], float]) -> tuple[StageResult, ...]:
         """The stages; `bandwidth` gives the bytes per second of a read of a number of bytes."""
@@ -102,9 +120,12 @@ class StageBench:
 
     def close(self) -> None:
         """Close what is open."""
-        for engine in self._open.values():
-            engine.close()
-        self._open.clear()
+        for name in tuple(self._open):
+            self._close_one(name)
+
+    def _close_one(self, name: str) -> None:
+        if name in self._open:
+            self._open.pop(name).close()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -72,6 +72,8 @@ def conditions(study: CaseStudy) -> str:
         f"{study.model} on {study.machine} ({study.device}), torch {study.torch}: {sequences}, "
         f"{study.input_len} prompt tokens of {study.text}, {study.output_len} of output, {rounds}"
     )
+    if study.interrupted:
+        line += "; interrupted, so that rounds or stages are missing"
     if study.load is not None and study.is_busy:
         taken = study.load.others_share + study.load.stolen_share
         line += f"; the machine was busy: others took {taken:.0%} of its CPU time"

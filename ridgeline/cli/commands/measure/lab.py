@@ -5,11 +5,11 @@ from __future__ import annotations
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.load import LabOptions
 
-NOTHING_RAN = 2
+NOTHING_RAN, INTERRUPTED = 2, 130
 
 
 def lab(call: Invocation) -> int:
-    """`ridgeline lab casestudy`; 2 if no stage can run here."""
+    """`ridgeline lab casestudy`; 2 if no stage can run here, 130 if it was interrupted."""
     from ridgeline.cli.render.console import ReportConsole
     from ridgeline.cli.render.live_progress import live_progress
     from ridgeline.cli.render.measure.case_study import print_case_study
@@ -27,4 +27,6 @@ def lab(call: Invocation) -> int:
         print(json_line(study.to_dict()))
     else:
         print_case_study(study, ReportConsole())
+    if study.interrupted:
+        return INTERRUPTED
     return 0 if study.first is not None else NOTHING_RAN
