@@ -6,10 +6,10 @@
 # Parts run in the order of their worth, each with a time limit, about a fifth above what it took on
 # an H200; together the limits are the nine minutes (SECONDS_LEFT, 540), so that the search, which
 # comes last and has all the time that is left, is reached whatever the others do. A part that fails
-# does not stop the rest; one that does not end at its limit is killed 5 s later. Each writes its
-# JSON and its log into FOLDER as it goes. PARTS names those to run; parts that are left out unless
-# they are named were measured before, or take too long: steps1b, peer1b, compiled, products and
-# kernels.
+# does not stop the rest; one that does not end at its limit is interrupted, so that it can write
+# what it has, killed 5 s later, and summary.txt says so. Each writes its JSON and its log into
+# FOLDER as it goes. PARTS names those to run; parts that are left out unless they are named were
+# measured before, or take too long: steps1b, peer1b, compiled, products and kernels.
 #
 # Without a GPU: DRY_RUN=1 prints the commands of all parts (a test parses them), and DEVICE=cpu runs
 # the parts that can begin on a CPU with tiny sizes and ten times the limits, which shows that they
@@ -24,7 +24,7 @@ REQUESTS="" DRAFTS="--requests 1,32 --input 256" TABLES="--attention-backend tab
 STUDY="--max-concurrency 8 --input-len 512 --output-len 64 --rounds 2"
 MIXED="--formats bf16 --sequences 32 --chunks 32,128,448" NVFP4="--formats nvfp4 --sequences 1,32"
 PROFILE="--max-model-len 4096 --max-num-batched-tokens 2048 --input-len 256 --output-len 64"
-CALIBRATE="--budget 15" SEARCH_S=136
+CALIBRATE="--budget 8" SEARCH_S=136
 CPU_PARTS="steps8b engine pieces speculation casestudy doctor nvfp4 steps1b calibrate compiled optimize"
 if [ "$DEVICE" = cpu ]; then
     TINY="--context 16 --prompt 32 --steps 2"
@@ -69,10 +69,22 @@ part() {
     elif [ "$left" -lt "$limit" ]; then
         limit=$left
     fi
-    timeout -k 5 "$limit" "$@" > "$OUT/$name.log" 2>&1
+    if [ -n "$PRINTS_JSON" ]; then
+        timeout -s INT -k 5 "$limit" "$@" > "$OUT/$name.json" 2> "$OUT/$name.log"
+    else
+        timeout -s INT -k 5 "$limit" "$@" > "$OUT/$name.log" 2>&1
+    fi
     code=$?
-    now=$(date +%s)
-    echo "$name: exit $code after $((now - since)) s, at $((now - BEGAN)) s" | tee -a "$SUMMARY"
+    now=$(date +%s) why=""
+    case $code in 124 | 137) why=", stopped at its limit of $limit s" ;; esac
+    echo "$name: exit $code after $((now - since)) s, at $((now - BEGAN)) s$why" | tee -a "$SUMMARY"
+}
+
+# json_part NAME SECONDS COMMAND…: the same for a command that prints JSON.
+json_part() {
+    PRINTS_JSON=1
+    part "$@"
+    PRINTS_JSON=""
 }
 
 # search: with the time that the parts before have left, of which 30 s are for its start and its end.
@@ -121,18 +133,18 @@ run_part() {
     casestudy) part casestudy 40 "$PYTHON" -m ridgeline lab casestudy $SMALL --device "$DEVICE" \
         $STUDY --output-json "$OUT/casestudy.json" --html "$OUT/casestudy.html" ;;
     doctor)
-        part doctor 12 "$PYTHON" -m ridgeline doctor
+        json_part doctor 12 "$PYTHON" -m ridgeline doctor --json
         part bench 17 "$PYTHON" -m ridgeline bench demo --device "$DEVICE" \
             --output-json "$OUT/bench.json"
-        part explain 7 "$PYTHON" -m ridgeline explain demo --device "$DEVICE"
-        part profile 16 "$PYTHON" -m ridgeline diagnose $SMALL --profile --device "$DEVICE" \
-            $PROFILE
+        json_part explain 7 "$PYTHON" -m ridgeline explain demo --device "$DEVICE" --json
+        json_part profile 16 "$PYTHON" -m ridgeline diagnose $SMALL --profile --device "$DEVICE" \
+            $PROFILE --json
         ;;
     nvfp4) steps nvfp4 18 $BIG $NVFP4 ;;
     steps1b) steps steps1b 18 $SMALL $SMALL_STEPS ;;
     ahead) requests ahead 17 --formats bf16 --requests 32 --async-scheduling ;;
     calibrate) part calibrate 24 "$PYTHON" -m ridgeline calibrate --engine $SMALL \
-        --quantization bf16 $CALIBRATE --output "$OUT/calibration.json" ;;
+        --device "$DEVICE" --quantization dense $CALIBRATE --output "$OUT/calibration.json" ;;
     peer1b) part peer1b 25 "$PYTHON" benchmarks/gpu/peer_transformers.py --model $SMALL \
         --json "$OUT/peer1b.json" ;;
     compiled)

@@ -131,9 +131,28 @@ def test_a_part_that_hangs_is_killed_and_the_search_gets_what_is_left(tmp_path: 
         text=True,
         check=False,
     )
-    assert "peer8b: exit 124 after" in done.stdout
+    assert re.search(
+        r"peer8b: exit 124 after \d+ s, at \d+ s, stopped at its limit of \d+ s", done.stdout
+    )
     assert "optimize: left out, the time is over" in done.stdout
     assert len(ran.read_text(encoding="utf-8").splitlines()) == 3  # two parts and the table
+
+
+def test_json_of_a_command_and_what_it_says_are_kept_apart(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho '{}'\necho words >&2\n")
+    fake.chmod(0o755)
+    out = tmp_path / "out"
+    subprocess.run(
+        ["sh", str(SCRIPT), str(out)],
+        env={**os.environ, "PYTHON": str(fake), "PARTS": "doctor"},
+        capture_output=True,
+        check=True,
+    )
+    for name in ("doctor", "explain", "profile"):
+        assert (out / f"{name}.json").read_text(encoding="utf-8") == "{}\n"
+        assert (out / f"{name}.log").read_text(encoding="utf-8") == "words\n"
+    assert "words" in (out / "bench.log").read_text(encoding="utf-8")
 
 
 def test_unknown_part_is_named(tmp_path: Path) -> None:
