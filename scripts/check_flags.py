@@ -1,4 +1,4 @@
-"""Compares the flags that `optimize` uses on a server with the server's own sources.
+"""Compares the flags that `optimize` and twins know of a server with the server's own sources.
 
     PYTHONPATH=. python scripts/check_flags.py sglang WHEEL_OR_FOLDER
 
@@ -21,7 +21,7 @@ from tests.optimize.test_pinned_flags import PINNED, used_flags
 
 SOURCES = {
     "sglang": r"sglang/srt/(server_args|arg_groups/.+)\.py",
-    "vllm": r"vllm/(engine/arg_utils|entrypoints/openai/cli_args)\.py",
+    "vllm": r"vllm/(engine/arg_utils|entrypoints/(openai|launchers)/cli_args)\.py",
     "trtllm": r"tensorrt_llm/commands/serve\.py",
 }
 FLAG = re.compile(r"--?[A-Za-z][\w-]*")
@@ -69,14 +69,17 @@ def main() -> int:
     if not known:
         print(f"{given.place} has no sources of {given.server}'s flags")
         return 2
-    if given.server == "vllm":  # a boolean --x also has --no-x
+    if PINNED[given.server].parser == "argparse":  # a boolean --x may also have --no-x
         known |= {flag.replace("--", "--no-", 1) for flag in known}
     unknown = sorted(used_flags(given.server) - known)
-    pinned = set(PINNED[given.server]["flags"].split())
+    table = PINNED[given.server]
+    pinned = {flag for flag in table.takes if flag not in ("-h", "--help")}
     print(f"{given.server} ({given.place.name}): {len(known)} flags")
     print(f"used by a rung, but unknown: {' '.join(unknown) or 'none'}")
+    new = sorted(flag for flag in known - pinned if not flag.startswith(("---", "--no-")))
+    print(f"not pinned as of {table.version}: {' '.join(new) or 'none'}")
     gone = sorted(pinned - known)
-    print(f"pinned as of {PINNED[given.server]['version']}, but gone: {' '.join(gone) or 'none'}")
+    print(f"pinned as of {table.version}, but gone: {' '.join(gone) or 'none'}")
     return 1 if unknown else 0
 
 

@@ -564,6 +564,9 @@ class TwinServerOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = False
+    ignore_unknown_flags: Annotated[
+        bool, About("Ignore flags that the known version of the server lacks.", since="0.3")
+    ] = False
 
 
 class TwinOptions(Section, frozen=True, kw_only=True):

@@ -23,8 +23,7 @@ VALUES = {"{number}": "32", "{num}": "3", "{rows}": "4", "{model}": "org/head", 
 
 
 def known_flags(server: str) -> set[str]:
-    known = set(PINNED[server]["flags"].split()) | set(PINNED[server].get("since", {}))
-    return known | {flag.replace("--", "--no-", 1) for flag in known if server == "vllm"}
+    return set(PINNED[server].takes)
 
 
 def filled(template: str) -> str:

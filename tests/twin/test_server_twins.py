@@ -93,7 +93,7 @@ def test_every_server_has_a_command_line() -> None:
         kind, line = read_command(command)
         assert (kind.name, line.server, line.model) == (server, server, MODEL)
         assert line.max_num_seqs == kind.defaults["max_num_seqs"]
-        assert not line.unknown
+        assert not line.unknown and not line.unrecognized
 
 
 def test_flags_are_read_with_and_without_equals() -> None:
@@ -106,8 +106,11 @@ def test_last_of_two_equal_flags_counts() -> None:
     assert line_of("--max-num-seqs 2 --max-num-seqs 64").max_num_seqs == 64
 
 
-def test_unknown_flags_are_listed() -> None:
-    assert line_of("--foo bar --baz --max-num-seqs 3").unknown == ("--foo", "--baz")
+def test_flags_without_effect_and_unknown_ones_are_listed() -> None:
+    line = line_of("--foo bar --baz --dtype half --disable-log-stats --max-num-seqs 3")
+    assert line.unknown == ("--dtype", "--disable-log-stats")
+    assert line.unrecognized == ("--foo", "bar", "--baz")
+    assert line.max_num_seqs == 3
 
 
 def test_speculative_config_names_its_drafts() -> None:

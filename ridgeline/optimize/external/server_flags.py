@@ -10,7 +10,8 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
@@ -18,12 +19,14 @@ from typing import Any
 import msgspec
 
 from ridgeline.config.settings import MAX_DRAFT_TOKENS, Settings, Speculative
+from ridgeline.config.units import parse_count
 from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.optimize.server_settings import REMOVE, REPLACE, flags_of
 
 DEPTH = "{num_speculative_tokens}"
 """Where a flag of server_flags.toml takes the number of draft tokens."""
 
+_UNDERSCORED = re.compile(r"(?<=\s)--[\w-]*_[\w-]*(?=[\s=.]|$)")
 NOTHING = "none"
 """Key of server_flags.toml for a setting that is taken back."""
 
@@ -40,11 +43,13 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     compile_cache: dict[str, str] = {}
     aliases: dict[str, str] = {}
     draft_tokens: int | None = None
+    underscores: bool = False
 
     def spell_out(self, command: str) -> str:
         """The command line with the flags after the program's name in their long spelling.
 
-        `-tp 8` and `-np=1` become the flags that the ladder changes; other words stay.
+        `-tp 8`, `-np=1` and `--max_num_seqs` become the flags that the ladder changes; other words
+        stay.
         """
         place = min(
             (
@@ -54,12 +59,12 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ),
             default=len(command),
         )
+        rest = command[place:]
+        if self.underscores:
+            rest = _UNDERSCORED.sub(lambda word: word[0].replace("_", "-"), rest)
         names = "|".join(re.escape(name) for name in sorted(self.aliases, key=len, reverse=True))
-        if not names:
-            return command
-        rest = re.sub(
-            rf"(?<=\s)({names})(?=[\s=]|$)", lambda word: self.aliases[word[1]], command[place:]
-        )
+        if names:
+            rest = re.sub(rf"(?<=\s)({names})(?=[\s=]|$)", lambda word: self.aliases[word[1]], rest)
         return command[:place] + rest
 
     def given(self, command: str) -> dict[str, object]:
@@ -230,10 +235,14 @@ def _after(words: list[str], flag: str) -> str | None:
 
 
 def _number(text: str | None) -> int | float | None:
-    try:
-        return None if text is None else float(text) if "." in text else int(text)
-    except ValueError:
+    """The number, also as `8k` of vLLM; None for any other text."""
+    if text is None:
         return None
+    readers: tuple[Callable[[str], int | float], ...] = (int, float, parse_count)
+    for read in readers:
+        with suppress(ValueError):
+            return read(text)
+    return None
 
 
 def _contains(words: list[str], part: list[str]) -> bool:

@@ -16,7 +16,10 @@ import msgspec
 
 from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.twin.config import NO_DRAFTER, TwinDrafter
-from ridgeline.twin.servers.config_file import read_config_file
+from ridgeline.twin.servers.command_words import read_number, split_words
+from ridgeline.twin.servers.config_file import read_config_file, with_config_flags
+from ridgeline.twin.servers.flag_table import FlagTable, flag_tables
+from ridgeline.twin.servers.refusal import CommandRefused, unknown_words
 
 HEADS = ("eagle", "mtp", "nextn")
 DRAFT_MODELS = ("draft_model", "draft-simple", "standalone")
@@ -31,6 +34,7 @@ class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
     runs. `speculation`: as the flag gives it; `draft_model`: the checkpoint that drafts. Blocks
     evicted from the prefix cache go to host memory of `offload_gib`, or with `offloaded` to
     `offload_ratio` times the memory of the cache. `unknown`: flags without an effect on the twin.
+    `unrecognized`: words that the server would refuse.
     """
 
     server: str
@@ -66,6 +70,7 @@ class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
     offloaded: bool = False
     seed: int = 0
     unknown: tuple[str, ...] = ()
+    unrecognized: tuple[str, ...] = ()
 
     @property
     def num_draft_tokens(self) -> int:
@@ -122,34 +127,63 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     metrics: dict[str, str] = {}
     pages: dict[str, dict[str, str]] = {}
 
+    @property
+    def table(self) -> FlagTable:
+        """Every flag of the server."""
+        return flag_tables()[self.name]
+
     def read(self, words: Sequence[str]) -> ServerLine:
-        """The fields that the words after the program give. Raises BadInput."""
+        """The fields that the words after the program give. Raises BadInput.
+
+        CommandRefused if a flag that the server has is used as it would not take it. Flags that it
+        does not have are listed in the line.
+        """
+        words = with_config_flags(
+            words[1:] if words and words[0] in self.skip else words, self.table
+        )
+        split = split_words(self.table, words)
         values: dict[str, Any] = dict(self.defaults)
-        unknown: list[str] = []
-        rest = list(words[1:] if words and words[0] in self.skip else words)
-        while rest:
-            flag, equals, value = rest.pop(0).partition("=")
-            if not flag.startswith("-"):
-                if "" not in self.model or "model" in values:
-                    raise BadInput(f"{self.name} takes no such word here", value=flag)
-                values["model"] = flag
-            elif flag in self.switches:
-                values |= self.switches[flag]
-            elif flag in self.flags or flag in self.model:
-                if not equals and not rest:
-                    raise BadInput(f"{flag} needs a value")
-                values[self.flags.get(flag, "model")] = value if equals else rest.pop(0)
+        without_effect: list[str] = []
+        stray: list[str] = []
+        for given in split.given:
+            if not given.flag and ("" not in self.model or "model" in values):
+                stray += given.values
+            elif given.flag in self.switches:
+                values |= self.switches[given.flag]
+            elif given.flag in self.model:
+                values["model"] = given.values[0]
+            elif given.flag in self.flags and given.values:
+                field = self.flags[given.flag]
+                values[field] = self._value(given.flag, field, given.values[0])
             else:
-                unknown.append(flag)
-                if not equals and rest and not rest[0].startswith("-"):
-                    rest.pop(0)
+                without_effect.append(given.flag)
         if "model" not in values:
             raise BadInput(f"the command line of {self.name} names no model")
         if "config_file" in values:
-            fields, without_effect = read_config_file(str(values.pop("config_file")))
+            fields, unread = read_config_file(str(values.pop("config_file")))
             values |= fields
-            unknown += without_effect
-        return _line({**values, "server": self.name, "unknown": unknown})
+            without_effect += unread
+        unrecognized = (*split.unrecognized, *stray)
+        lists = {"unknown": without_effect, "unrecognized": unrecognized}
+        return _line({**values, "server": self.name, **lists})
+
+    def _value(self, flag: str, field: str, value: str) -> str:
+        kind = _TYPES.get(field)
+        if kind is None or (field == "max_model_len" and value.lower() == "auto"):
+            return value
+        return read_number(self.table, flag, value, is_float=kind == "float")
+
+    def refuse(self, line: ServerLine) -> CommandRefused:
+        """What the server says of words that it does not know."""
+        return unknown_words(self.table, line.unrecognized)
+
+
+_TYPES = {
+    field.name: "float" if field.type is float else "int"
+    for field in msgspec.structs.fields(ServerLine)
+    if field.type in (int, float, int | None)
+}
+"""Fields of a command line that are numbers."""
 
 
 def _line(values: dict[str, Any]) -> ServerLine:

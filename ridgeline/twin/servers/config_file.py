@@ -1,18 +1,21 @@
-"""The fields that a server's configuration file gives: the YAML of trtllm-serve's `--config`.
+"""What a server's configuration file gives.
 
-Keys as in TorchLlmArgs of TensorRT-LLM's LLM API reference. What a file says takes precedence over
-the flags, as there.
+The YAML of trtllm-serve's `--config` has keys as in TorchLlmArgs of TensorRT-LLM's LLM API
+reference, and takes precedence over the flags, as there. That of vLLM and SGLang has flags, which
+stand before those of the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ridgeline.errors import DECODE_ERRORS
+from ridgeline.twin.servers.flag_table import FlagTable
 
 _FIELDS = {
     "max_batch_size": "max_num_seqs",
@@ -38,13 +41,8 @@ def read_config_file(path: str) -> tuple[dict[str, Any], list[str]]:
     A file that cannot be read sets nothing, and is named among the latter: it may be where the
     server runs.
     """
-    try:
-        if Path(path).stat().st_size > _MAX_BYTES:
-            return {}, [path]
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, *DECODE_ERRORS):
-        return {}, [path]
-    if not isinstance(document, dict):
+    document = _document(path)
+    if document is None:
         return {}, [path]
     fields: dict[str, Any] = {}
     unknown = []
@@ -58,6 +56,44 @@ def read_config_file(path: str) -> tuple[dict[str, Any], list[str]]:
         else:
             unknown.append(f"{key} in {path}")
     return fields, unknown
+
+
+def with_config_flags(words: Sequence[str], table: FlagTable) -> list[str]:
+    """The words with the flags of the file that `--config` names, if the server reads such files.
+
+    A file that cannot be read gives none.
+    """
+    words = list(words)
+    if table.parser != "argparse" or "--config" not in words[:-1]:
+        return words
+    place = words.index("--config")
+    document = _document(words[place + 1])
+    if document is None:
+        return words
+    begin = 1 if words[0][:1] != "-" else 0
+    flags = [word for key, value in document.items() for word in _flag(str(key), value, table)]
+    return [*words[:begin], *flags, *words[begin:place], *words[place + 2 :]]
+
+
+def _flag(key: str, value: Any, table: FlagTable) -> list[str]:
+    name = key.replace("_", "-")
+    flag, opposite = f"--{name}", f"--no-{name}"
+    if isinstance(value, bool):
+        return [flag] if value else [opposite] if opposite in table.takes else []
+    if isinstance(value, list):
+        return [flag, *map(str, value)] if value else []
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+
+
+def _document(path: str) -> dict[str, Any] | None:
+    """The table in a file of YAML; None if there is none that can be read."""
+    try:
+        if Path(path).stat().st_size > _MAX_BYTES:
+            return None
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, *DECODE_ERRORS):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

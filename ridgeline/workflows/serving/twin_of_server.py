@@ -13,6 +13,7 @@ from ridgeline.records.progress import Message, Observer, silent
 from ridgeline.serve.server import check_exposed, listen, run, url_of
 from ridgeline.twin.config import parse_devices
 from ridgeline.twin.servers.command_line import ServerKind, ServerLine, document, read_command
+from ridgeline.twin.servers.refusal import CommandRefused
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,16 +29,31 @@ COMPLETION_PATHS = ("/v1/completions", "/tokenize", "/detokenize")
 """Routes that a server which only chats does not have."""
 
 
-def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None:
+def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> int:
     """Imitate the server that a command line starts, until SIGINT or SIGTERM.
 
-    Waits as long as the server would take to start. Raises BadInput, DoesNotFit or CannotRun where
-    the server would refuse to start, and for what no twin imitates.
+    Waits as long as the server would take to start. Returns the exit code: that of the server if it
+    would not understand its command line, whose message is reported. Raises BadInput, DoesNotFit or
+    CannotRun where it would refuse to start for another reason, and for what no twin imitates.
     """
+    try:
+        kind, line = read_command(options.command)
+        if line.unrecognized and not options.ignore_unknown_flags:
+            observer(Message(text=_version_hint(kind)))
+            raise kind.refuse(line)
+    except CommandRefused as refused:
+        observer(Message(text=refused.log))
+        return refused.exit_code
+    _serve(kind, line, options, observer)
+    return 0
+
+
+def _serve(
+    kind: ServerKind, line: ServerLine, options: TwinServerOptions, observer: Observer
+) -> None:
     from ridgeline.twin.servers.behaviour import compiles, startup_s
     from ridgeline.twin.servers.kernel_cache import kernel_file, note_compiled
 
-    kind, line = read_command(options.command)
     with contextlib.ExitStack() as resources:
         server_options = ServerOptions(
             host=LOOPBACK.get(line.host, line.host),
@@ -51,7 +67,7 @@ def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None
         finds_kernels = kernels is not None and kernels.exists()
         start_s = startup_s(line, model, finds_kernels=finds_kernels)
         resources.callback(engine.close)
-        for text in _opening_lines(line, model, engine, start_s):
+        for text in _opening_lines(kind, line, model, start_s, engine):
             observer(Message(text=text))
         time.sleep(start_s / options.speed)
         note_compiled(kernels)
@@ -101,8 +117,15 @@ def open_twin(
     return app, engine, model
 
 
+def _version_hint(kind: ServerKind) -> str:
+    return (
+        f"the twin takes the flags of {kind.name} {kind.table.version}; to ignore those of another "
+        "version: ridgeline twin --ignore-unknown-flags …"
+    )
+
+
 def _opening_lines(
-    line: ServerLine, model: TwinModel, engine: ReplicatedEngine, start_s: float
+    kind: ServerKind, line: ServerLine, model: TwinModel, start_s: float, engine: ReplicatedEngine
 ) -> list[str]:
     info = engine.info
     tokens = info.kv_tokens
@@ -115,4 +138,9 @@ def _opening_lines(
         lines.append(f"host memory for evicted blocks: {model.offload_bytes / 1e9:.1f} GB")
     if line.unknown:
         lines.append(f"without an effect on the twin: {', '.join(line.unknown)}")
+    if line.unrecognized:
+        words = " ".join(line.unrecognized)
+        lines.append(
+            f"ignored, since {kind.name} {kind.table.version} takes no such words: {words}"
+        )
     return lines

@@ -9,7 +9,7 @@ from ridgeline.config.server import TwinServerOptions
 from ridgeline.workflows.serving.twin_of_server import run_twin
 
 
-def twin(call: Invocation) -> None:
+def twin(call: Invocation) -> int:
     """`ridgeline twin`: until SIGINT or SIGTERM."""
     console = ReportConsole(stderr=True)
-    run_twin(call.read(TwinServerOptions), observer=ProgressLines(console))
+    return run_twin(call.read(TwinServerOptions), observer=ProgressLines(console))
