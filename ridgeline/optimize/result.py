@@ -207,3 +207,8 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kept(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.verdict == "kept")
+
+    @property
+    def decided(self) -> bool:
+        """Whether any trial came to a verdict."""
+        return any(trial.verdict not in ("inconclusive", "cut short") for trial in self.trials)

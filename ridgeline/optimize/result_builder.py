@@ -53,6 +53,7 @@ from ridgeline.optimize.result import (
     Verdict,
 )
 from ridgeline.optimize.server_settings import changed_settings
+from ridgeline.optimize.time_budget import OutOfTimeError
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
 from ridgeline.report.numbers import rounded
 from ridgeline.roofline import Peaks, RooflinePoint
@@ -76,6 +77,9 @@ class TrialEvidence:
         return candidate
 
     def failed(self, error: BaseException, reason: str) -> None:
+        if isinstance(error, OutOfTimeError):
+            self.failure = ("cut short", "the budget ended before it was measured")
+            return
         has_crashed = isinstance(error, ServerCrashedError) or not isinstance(error, UserError)
         self.failure = ("crashed" if has_crashed else "cannot run", reason)
 

@@ -20,20 +20,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from math import ceil
 
 import msgspec
 
 from ridgeline.config.settings import Settings
-from ridgeline.errors import BadInput, RidgelineError
+from ridgeline.errors import RidgelineError
 from ridgeline.hardware.open_files import OpenFilesError
-from ridgeline.measure.goodput_search import GoodputResult
-from ridgeline.optimize.comparison.load_runner import (
-    LoadRunner,
-    OutOfTimeError,
-    error_line,
-    staircase_start,
-)
+from ridgeline.optimize.baseline import measure_baseline
+from ridgeline.optimize.comparison.load_runner import LoadRunner, error_line
 from ridgeline.optimize.comparison.objective import JudgedRun
 from ridgeline.optimize.comparison.paired_comparison import (
     ComparisonSide,
@@ -65,13 +59,15 @@ from ridgeline.optimize.search_state import (
     saved_settings,
 )
 from ridgeline.optimize.server_settings import changed_settings
-from ridgeline.optimize.time_budget import CLOSING_ROUNDS, TimeBudget
+from ridgeline.optimize.time_budget import (
+    CLOSING_ROUNDS,
+    OutOfTimeError,
+    TimeBudget,
+    limited,
+)
 from ridgeline.optimize.trial_checks import CandidateChecks
 from ridgeline.records import StepStat
 from ridgeline.records.progress import Observer, TrialFinished, silent
-
-SEARCH_PROBES = 8
-LOWER_STARTS = 3
 
 
 class InterruptedEarlyError(RidgelineError):
@@ -87,14 +83,16 @@ async def rank_rungs(
     begun_s: float | None = None,
     observer: Observer = silent,
 ) -> RankedRungs:
-    """Measure the baseline and rank the ladder. Raises BadInput if the budget is too small.
+    """Measure the baseline and rank the ladder. Raises BadInput if the budget is too small, and
+    Inconclusive if it ends before there is a baseline.
 
     `begun_s`: the clock's time when the budget began; without it, now.
     """
     budget = TimeBudget(job.budget_s, clock, begun_s)
     search = LadderSearch(job, environment, ladder, budget, observer)
     try:
-        return await search.rank_without_trials()
+        with limited(search.time_left_s):
+            return await search.rank_without_trials()
     finally:
         search.close()
 
@@ -113,12 +111,13 @@ async def optimize(
 
     `begun_s`: the clock's time when the budget began; without it, now. `state`: where to keep what
     was learnt, and to continue from. Raises BadInput if the budget is too small for a baseline and
-    one trial.
+    one trial, and Inconclusive if it ends before there is a baseline.
     """
     budget = TimeBudget(job.budget_s, clock, begun_s)
     search = LadderSearch(job, environment, ladder, budget, observer)
     try:
-        return await search.run(state)
+        with limited(search.time_left_s):
+            return await search.run(state)
     finally:
         search.close()
 
@@ -155,6 +154,7 @@ class LadderSearch:
         self._ranking = Ranking(job, environment, ladder, self._predictor, budget)
         self._checks = CandidateChecks(environment, self._runner)
         self._stack = ExitStack()
+        self._reserve_s = 0.0  # of the budget, for what follows a trial
         self._state: StateFile | None = None
         self._trials: list[Trial] = []
         self._tried: set[tuple[Settings, str | None]] = set()
@@ -271,70 +271,22 @@ class LadderSearch:
             misfit=self._ranking.misfit,
         )
 
+    def time_left_s(self) -> float:
+        """Seconds that a start may take."""
+        return self._budget.left_s - self._reserve_s
+
     def close(self) -> None:
         """Close every configuration that is still open."""
         self._stack.close()
 
     async def _measure_baseline(self) -> None:
-        job, runner = self._job, self._runner
-        settings = job.settings
-        runner.stage("Baseline", self._environment.start_description)
-        deployment, stack = self._open(settings)
-        answer_s = await self._checks.time_one_answer(deployment)
-        await self._checks.try_user_evaluation(deployment)
-        self._budget.choose_window(answer_s)
-        self._budget.note_run(self._budget.window_s + answer_s)
-        self._refuse_hopeless_budget()
-        low = 0.4 / max(answer_s, 1e-3)
-        try:
-            result, runs = await self._first_load(deployment, low)
-        except OutOfTimeError:
-            raise self._hopeless() from None
-        rate = staircase_start(result, low)
-        self._budget.note_baseline(rate)
-        self._baseline = self._incumbent = RunningConfiguration(
-            label="baseline",
-            settings=settings,
-            deployment=deployment,
-            stack=stack,
-            rate=rate,
-            runs=_nearest_run(runs, rate),
-            settled=result.best is not None and result.failed_load is not None,
+        self._runner.stage("Baseline", self._environment.start_description)
+        self._baseline, runs = await measure_baseline(
+            self._job, self._budget, self._runner, self._checks, self._open
         )
+        self._incumbent, settings = self._baseline, self._baseline.settings
         self._tried.add((settings, None))
         self._predictor.learn_steps(settings, self._steps_of(runs, settings))
-
-    async def _first_load(
-        self, deployment: Deployment, low: float
-    ) -> tuple[GoodputResult, list[JudgedRun]]:
-        """Find the baseline's load. If its first load fails, start lower: one disturbed run is no
-        verdict.
-        """
-        all_runs: list[JudgedRun] = []
-        for _ in range(LOWER_STARTS):
-            result, runs = await self._runner.search(
-                deployment, low, SEARCH_PROBES, "searching its load"
-            )
-            all_runs += runs
-            if result.best is not None:
-                break
-            low /= 3
-        return result, all_runs
-
-    def _refuse_hopeless_budget(self) -> None:
-        if self._budget.left_s < self._budget.smallest_s:
-            raise self._hopeless()
-
-    def _hopeless(self) -> BadInput:
-        needed_s = self._budget.spent_s + 1.5 * self._budget.smallest_s
-        return BadInput(
-            "the budget is too small to measure a baseline and one rung",
-            value=f"{self._budget.total_s:.0f} s",
-            limit=f"about {needed_s:.0f} s for this model on this machine",
-            fix=f"--budget {ceil(needed_s / 60)}m"
-            if needed_s > 90
-            else f"--budget {ceil(needed_s)}s",
-        )
 
     async def _try_defaults(self) -> None:
         """Try the defaults, whatever the simulator predicts for them."""
@@ -344,13 +296,13 @@ class LadderSearch:
         if defaults is None or changed_settings(defaults) == changed_settings(incumbent.settings):
             return
         candidate = defaults_candidate(defaults, incumbent.settings)
+        if not self._budget.affords_trial():
+            self._ranking.leave_out_defaults(self._predictor.unknown(candidate, ""))
+            return
         forecast = self._predictor.forecast(incumbent.settings, candidate, incumbent.rate)
         if forecast.predicted is None:
             forecast = self._predictor.unknown(candidate, forecast.problem)
-        if self._budget.affords_trial():
-            await self._try(forecast)
-        else:
-            self._ranking.leave_out_defaults(forecast)
+        await self._try(forecast)
 
     async def _try_rungs(self) -> Ended:
         """Try the most promising rung until none is left or the time is used up."""
@@ -358,7 +310,7 @@ class LadderSearch:
             self._runner.stage("Ranking", "predicting the gain of every rung")
             promising = self._ranking.rank(self._running_incumbent, self._tried, self._trials)
             if not promising:
-                return "no gain predicted"
+                return "no gain predicted" if self._budget.left_s > 0 else "budget spent"
             if not self._budget.affords_trial():
                 self._ranking.leave_out_for_time(promising)
                 return "budget spent"
@@ -373,6 +325,7 @@ class LadderSearch:
         evidence = TrialEvidence(forecast, begun_s=self._budget.spent_s)
         self._runner.stage(candidate.label, "opening it next to the incumbent")
         stack = ExitStack()
+        self._reserve_s = self._budget.closing_cost_s
         try:
             candidate = evidence.use_candidate(self._quantise(candidate))
             deployment, stack = self._open(candidate.settings)
@@ -381,8 +334,10 @@ class LadderSearch:
             stack.close()
             configuration = None
             evidence.failed(error, error_line(error))
-            if not isinstance(error, OpenFilesError):  # the load client's fault
+            if not isinstance(error, OpenFilesError | OutOfTimeError):  # not the candidate's fault
                 self._ranking.learn_failure(candidate.settings, self._running_incumbent.settings)
+        finally:
+            self._reserve_s = 0.0
         trial = build_trial(evidence, self._environment, self._job, self._budget.spent_s)
         self._trials.append(trial)
         self._observer(trial_finished(trial))
@@ -413,10 +368,11 @@ class LadderSearch:
     ) -> RunningConfiguration | None:
         """Measure the candidate; None if its tokens or the time ended the trial before."""
         incumbent = self._running_incumbent
-        if not await self._checks.outputs_agree(
-            candidate.rung, incumbent.deployment, deployment, evidence
-        ):
-            return None
+        async with self._runner.in_time(self._reserve_s):
+            if not await self._checks.outputs_agree(
+                candidate.rung, incumbent.deployment, deployment, evidence
+            ):
+                return None
         fixed = self._job.objective == "latency"
         start = incumbent.rate * (1.0 if fixed else max(1.0, evidence.forecast.predicted_gain))
         # The load of one that held none was searched for in vain, and is not searched for again.
@@ -439,7 +395,8 @@ class LadderSearch:
             ),
             max_rounds=self._budget.max_rounds(len(self._trials)),
         )
-        await self._checks.finish_quality(incumbent.deployment, deployment, evidence)
+        async with self._runner.in_time(self._reserve_s):
+            await self._checks.finish_quality(incumbent.deployment, deployment, evidence)
         return RunningConfiguration(
             label=candidate.label,
             settings=candidate.settings,
@@ -573,13 +530,6 @@ class LadderSearch:
         deployment = stack.enter_context(self._environment.open(settings))
         self._budget.note_open(self._budget.spent_s - begun_s)
         return deployment, stack
-
-
-def _nearest_run(runs: list[JudgedRun], rate: float) -> tuple[JudgedRun, ...]:
-    """The run whose load is closest to `rate`, preferably one that met the SLO."""
-    held = [judged for judged in runs if judged.holds] or runs
-    best = min(held, key=lambda judged: abs(judged.rate - rate))
-    return (best,)
 
 
 def trial_finished(trial: Trial) -> TrialFinished:

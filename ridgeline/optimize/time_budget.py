@@ -7,7 +7,10 @@ the other results would be worth little. Costs are learnt from the runs already 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import msgspec
 
@@ -30,6 +33,29 @@ MAX_STRETCH = 2.5  # longest window, in usual windows
 
 SMALLEST_BUDGET_S = (4 + 2 * MIN_ROUNDS + 3 + 2 * MIN_ROUNDS) * MIN_WINDOW_S + REPORT_S
 """What a search takes if runs have the minimum length and a model opens at once."""
+
+
+class OutOfTimeError(Exception):
+    """The budget ended during a measurement or a start; earlier measurements remain valid."""
+
+
+_TIME_LEFT: ContextVar[Callable[[], float] | None] = ContextVar("time_left", default=None)
+
+
+@contextmanager
+def limited(time_left: Callable[[], float]) -> Iterator[None]:
+    """Inside, what waits for a server knows the seconds that it may take."""
+    token = _TIME_LEFT.set(time_left)
+    try:
+        yield
+    finally:
+        _TIME_LEFT.reset(token)
+
+
+def time_left_s() -> float:
+    """Seconds that a wait for a server may take; infinite outside of a search."""
+    left = _TIME_LEFT.get()
+    return math.inf if left is None else left()
 
 
 class BudgetState(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,5 +53,4 @@ def optimize_command(call: Invocation) -> int:
     ladder = result.ladder
     if ladder.ended == "interrupted":
         return INTERRUPTED
-    decided = any(trial.verdict != "inconclusive" for trial in ladder.trials)
-    return UNDECIDED if ladder.ended == "budget spent" and not decided else 0
+    return UNDECIDED if ladder.ended == "budget spent" and not ladder.decided else 0

@@ -6,16 +6,18 @@ and make the configuration measured second look better than the first.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from ridgeline.errors import UserError
-from ridgeline.measure.goodput_search import GoodputResult, find_goodput
+from ridgeline.measure.goodput_search import GoodputResult, Probe, find_goodput
 from ridgeline.optimize.comparison.early_stop import time_to_decide_s
 from ridgeline.optimize.comparison.objective import JudgedRun, Objective, StopWhenLost, judge_run
 from ridgeline.optimize.environment import Deployment, Load
-from ridgeline.optimize.time_budget import TimeBudget
+from ridgeline.optimize.time_budget import OutOfTimeError, TimeBudget
 from ridgeline.records import RunTrace, Slo
 from ridgeline.records.progress import Observer, StageAdvanced
 from ridgeline.report.numbers import rounded
@@ -60,6 +62,7 @@ class RoundVariance:
         return Prior(sum(squares for squares, _ in self._recent) / freedom, min(freedom, self.MOST))
 
 
+LATE_S = 5.0  # a run that ends as late after the budget still counts
 BUSY_REPEATS = 2  # of a measurement that other work disturbed
 
 
@@ -69,10 +72,6 @@ class MachineBusyError(Exception):
     def __init__(self, share: float) -> None:
         super().__init__(share)
         self.share = share
-
-
-class OutOfTimeError(Exception):
-    """The budget ended during a measurement; earlier measurements remain valid."""
 
 
 class LoadRunner:
@@ -127,6 +126,17 @@ class LoadRunner:
         self._seed += 1
         return self._seed
 
+    @asynccontextmanager
+    async def in_time(self, reserve_s: float = 0.0) -> AsyncIterator[None]:
+        """End what does not leave `reserve_s` of the budget. Raises OutOfTimeError."""
+        try:
+            async with asyncio.timeout(max(0.0, self.budget.left_s - reserve_s)) as limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise OutOfTimeError from None
+
     def load(self, rate: float, seed: int) -> Load:
         """A run of the chosen length, with enough time after it to decide the SLO of its last
         requests.
@@ -150,7 +160,8 @@ class LoadRunner:
         begun_s = self.budget.spent_s
         load = self.load(rate, seed)
         give_up = None if self.objective == "latency" else StopWhenLost(load, self.slo)
-        run = await deployment.run(load, give_up)
+        async with self.in_time(-LATE_S):
+            run = await deployment.run(load, give_up)
         self.budget.note_run(self.budget.spent_s - begun_s)
         return judge_run(run, load, self.slo, self.objective)
 
@@ -173,12 +184,15 @@ class LoadRunner:
     async def _run_repeatedly(
         self, deployment: Deployment, rate: float, doing: str, closing: bool
     ) -> JudgedRun:
-        for repeat in range(1 + BUSY_REPEATS):
-            seed = self.fresh_seed()
-            judged = await self.run(deployment, rate, seed, doing, closing=closing)
-            if not self.is_disturbed(judged) or repeat == BUSY_REPEATS:
+        judged = await self.run(deployment, rate, self.fresh_seed(), doing, closing=closing)
+        for _ in range(BUSY_REPEATS):
+            if not self.is_disturbed(judged):
                 break
             self.report_busy(judged.busy_share)
+            try:
+                judged = await self.run(deployment, rate, self.fresh_seed(), doing, closing=closing)
+            except OutOfTimeError:
+                break  # with a run that was disturbed
         return judged
 
     def report_busy(self, share: float) -> None:
@@ -188,25 +202,35 @@ class LoadRunner:
         self, deployment: Deployment, low: float, max_probes: int, doing: str
     ) -> tuple[GoodputResult, list[JudgedRun]]:
         """Find roughly the largest load that meets the SLO, from `low` upwards; returns every
-        probe. On a machine that stays busy the result is what could be measured.
+        probe. On a machine that stays busy the result is what could be measured, as when the budget
+        ends. Raises OutOfTimeError if there is no run at all.
         """
         runs: list[JudgedRun] = []
+        probes: list[Probe] = []
 
         async def run_at(rate: float) -> RunTrace:
             judged = await self._run_repeatedly(deployment, rate, doing, False)
             runs.append(judged)
             return judged.trace
 
-        result = await find_goodput(
-            run_at,
-            self.slo,
-            low,
-            64 * low,
-            self.budget.left_s,
-            tolerance=0.2,
-            max_probes=max_probes,
-            clock=lambda: self.budget.spent_s,
-        )
+        try:
+            result = await find_goodput(
+                run_at,
+                self.slo,
+                low,
+                64 * low,
+                self.budget.left_s,
+                tolerance=0.2,
+                max_probes=max_probes,
+                clock=lambda: self.budget.spent_s,
+                on_probe=probes.append,
+            )
+        except OutOfTimeError:
+            if not probes:
+                raise
+            held = [probe for probe in probes if probe.holds]
+            best = max(held, key=lambda probe: probe.load, default=None)
+            result = GoodputResult(probes=tuple(probes), stopped="budget", best=best)
         return result, runs
 
 

@@ -42,13 +42,12 @@ from ridgeline.optimize.comparison.load_runner import (
     BUSY_REPEATS,
     LoadRunner,
     MachineBusyError,
-    OutOfTimeError,
 )
 from ridgeline.optimize.comparison.machine_noise import machine_noise
 from ridgeline.optimize.comparison.objective import JudgedRun, credit_held_loads
 from ridgeline.optimize.comparison.outcome import INTERIM_LEVEL, WORTHWHILE, outcome_of
 from ridgeline.optimize.environment import Deployment
-from ridgeline.optimize.time_budget import MIN_ROUNDS
+from ridgeline.optimize.time_budget import MIN_ROUNDS, OutOfTimeError
 from ridgeline.stats import (
     LEVEL,
     Interval,

@@ -19,6 +19,7 @@ from typing import IO
 
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.drivers.base import Report, Shell
+from ridgeline.optimize.time_budget import OutOfTimeError, time_left_s
 
 COMMAND_TIMEOUT_S = 120.0
 ERROR_CHARS = 600
@@ -104,9 +105,12 @@ def sleep_unless_interrupted(seconds: float) -> None:
     """Sleep in a blocking wait inside a coroutine.
 
     The first Ctrl-C of `asyncio.run` only requests that the task be cancelled, which a thread that
-    blocks would not notice for minutes. Raises CancelledError.
+    blocks would not notice for minutes. Raises CancelledError, and OutOfTimeError once the budget
+    of the search has no time for this wait.
     """
     time.sleep(seconds)
+    if time_left_s() <= 0:
+        raise OutOfTimeError
     try:
         task = asyncio.current_task()
     except RuntimeError:

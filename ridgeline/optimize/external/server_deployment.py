@@ -46,6 +46,7 @@ from ridgeline.measure.workload import Workload
 from ridgeline.measure.workload.arrivals import Closed
 from ridgeline.optimize.environment import Load
 from ridgeline.optimize.quality.text_comparison import Array
+from ridgeline.optimize.time_budget import time_left_s
 from ridgeline.records import EngineInfo, RunTrace
 from ridgeline.report.numbers import rounded
 
@@ -66,6 +67,7 @@ _TWIN_LATE = re.compile(rb"^ridgeline_twin_late_seconds_total(?:\{[^}]*\})? (\S+
 
 WARMUP_BURSTS, WARMUP_REQUESTS, WARMUP_USERS = 4, 8, 4
 WARMUP_DONE_RATIO = 0.8  # a burst taking more than this share of the previous one ends the warm-up
+WARMUP_SHARE = 0.1  # of the time that the search has left, at most, for one burst
 WARMUP_SEED = 10**9  # far from the seeds of runs, so that no measured prompt is in the prefix cache
 
 
@@ -175,7 +177,7 @@ class ServerDeployment:
         try:
             self._accepted = await target.negotiate(ANY_FORM)
             for burst in range(WARMUP_BURSTS):
-                options = LoadOptions(num_requests=WARMUP_REQUESTS, seed=WARMUP_SEED + burst)
+                options = _warm_up_options(WARMUP_SEED + burst)
                 run = await run_load(target, self._workload, Closed(WARMUP_USERS), options)
                 if run.duration_s > WARMUP_DONE_RATIO * before_s:
                     return
@@ -248,6 +250,15 @@ class ServerDeployment:
         else:
             body["prompt"] = list(prompt) if form == "tokens" else decode(prompt)
         return self._accepted.adapt(body)
+
+
+def _warm_up_options(seed: int) -> LoadOptions:
+    """A burst of a few requests, which takes little of a search's budget on a slow server."""
+    usual = LoadOptions(num_requests=WARMUP_REQUESTS, seed=seed)
+    share_s = max(0.1, WARMUP_SHARE * time_left_s() / 2)
+    if share_s >= usual.grace_s:
+        return usual
+    return msgspec.structs.replace(usual, duration_s=share_s, grace_s=share_s)
 
 
 def spread_logprobs(rows: Sequence[dict[str, Any]], vocab_size: int) -> Array:
