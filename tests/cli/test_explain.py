@@ -165,7 +165,7 @@ def test_rows_of_the_field_name_terms_and_techniques_that_exist() -> None:
         assert row.moves in TERMS and row.does and row.others and row.hurts_when, row.id
         assert {*row.ours, *row.near} <= set(technique.rows()), row.id
         assert row.keeps is None or 0 < row.keeps < 1, row.id
-        assert row.paper or row.ours or row.near or not row.keeps, row.id
+        assert bool(row.keeps) == bool(row.left), f"{row.id}: a share needs its source"
 
 
 def test_a_method_is_judged_by_the_model_and_machine(capsys: pytest.CaptureFixture[str]) -> None:

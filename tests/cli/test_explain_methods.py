@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ridgeline.config.settings import Settings
@@ -59,6 +61,17 @@ def test_fewer_bits_are_marked() -> None:
         if row.keeps and any(word in row.does for word in tells) and row.moves in ("weights", "kv")
     }
     assert meant <= narrow
+
+
+def test_shares_of_formats_are_their_bits() -> None:
+    """`N bits, and a scale of S bits per group of G` of sixteen."""
+    form = re.compile(r"(\d+) bits, and a scale( and a zero)? of (\d+) bits per \w+ of (\d+)")
+    found = [(row, match) for row in rows().values() if (match := form.match(row.left))]
+    assert len(found) > 10
+    for row, match in found:
+        numbers = 2 if match[2] else 1
+        bits = int(match[1]) + numbers * int(match[3]) / int(match[4])
+        assert row.keeps == pytest.approx(bits / 16, abs=0.006), row.id
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ridgeline.workflows.explain.topics import technique
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 from ridgeline.workflows.explain.topics.cost_terms import TERMS
-from ridgeline.workflows.explain.topics.method_rows import gain_here, rows
+from ridgeline.workflows.explain.topics.method_rows import gain_here, rows, share_left
 
 
 def names() -> Mapping[str, str]:
@@ -24,6 +24,7 @@ def page(id: str, context: TopicContext) -> TopicPage:
         ("paper", row.paper),
         ("helps", TERMS[row.moves].title),
         ("here", gain_here(row, context.facts)),
+        ("share left", share_left(row)),
         ("hurts when", row.hurts_when),
         *(("in Ridgeline", _switch_of(name)) for name in row.ours),
         *(("nearest here", _switch_of(name)) for name in row.near),

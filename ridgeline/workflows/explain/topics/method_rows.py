@@ -23,6 +23,7 @@ class Method(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hurts_when: str
     also: tuple[str, ...] = ()
     keeps: float | None = None
+    left: str = ""
     narrows: bool = False
     ours: tuple[str, ...] = ()
     near: tuple[str, ...] = ()
@@ -38,6 +39,11 @@ def rows() -> Mapping[str, Method]:
     )
     methods = msgspec.convert(tomllib.loads(text)["method"], tuple[Method, ...])
     return {method.id: method for method in methods}
+
+
+def share_left(row: Method) -> str:
+    """The share that the method leaves, and where the number comes from; "" where there is none."""
+    return "" if row.keeps is None else f"{row.keeps:.0%}: {row.left}"
 
 
 def gain_here(row: Method, facts: Facts) -> str:

@@ -15,7 +15,7 @@ from ridgeline.optimize import ladder
 from ridgeline.workflows.explain.fleet_figures import FLEET_TECHNIQUES, fleet_figures
 from ridgeline.workflows.explain.topics import normalise
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
-from ridgeline.workflows.explain.topics.method_rows import Method, gain_here
+from ridgeline.workflows.explain.topics.method_rows import Method, gain_here, share_left
 from ridgeline.workflows.explain.topics.method_rows import rows as method_rows
 
 
@@ -79,7 +79,9 @@ def verdicts(ids: Sequence[str], context: TopicContext) -> tuple[tuple[str, str]
 
 def _gain(id: str, context: TopicContext) -> tuple[tuple[str, str], ...]:
     method = method_of(id)
-    return () if method is None else (("here", gain_here(method, context.facts)),)
+    if method is None:
+        return ()
+    return (("here", gain_here(method, context.facts)), ("share left", share_left(method)))
 
 
 def method_of(id: str) -> Method | None:
