@@ -233,6 +233,11 @@ def draw(x: int, stride: int, num_rows: int, width: int, params: Sequence[float]
     One token per row of logits; -1 where none can be chosen. `params` holds temperature, min_p, top_k, top_p and the uniform number of each row.
     """
 
+def forbid(x: int, stride: int, width: int, rows: Sequence[int], words: int, num_words: int, num_threads: int) -> None:
+    """
+    Sets the logits of the named rows to minus infinity where a token's bit is 0; each row has `num_words` words of 32 bits.
+    """
+
 class PromptLookup:
     """What a sequence's own text says comes next."""
 

@@ -9,6 +9,7 @@
 
 #include "bindings/row_ops.h"
 #include "sampling/draw.h"
+#include "sampling/forbid.h"
 #include "simd/dispatch.h"
 
 namespace nb = nanobind;
@@ -60,6 +61,21 @@ std::vector<int64_t> draw(uintptr_t x, int64_t stride, int64_t num_rows, int64_t
   return to;
 }
 
+// Applies the row i of `words` to row rows[i] of the logits.
+void forbid(uintptr_t x, int64_t stride, int64_t width, const std::vector<int64_t>& rows,
+            uintptr_t words, int64_t num_words, int num_threads) {
+  const int64_t num_rows = static_cast<int64_t>(rows.size());
+  check_rows(x, stride, num_rows, width);
+  require(num_words * 32 >= width, "each token needs a bit");
+  require(num_rows == 0 || words, "bits need memory");
+  nb::gil_scoped_release release;
+  const int threads = num_rows * width > (1 << 19) ? num_threads : 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t i = 0; i < num_rows; ++i)
+    forbid_tokens(reinterpret_cast<float*>(x) + rows[i] * stride, width,
+                  reinterpret_cast<const uint32_t*>(words) + i * num_words);
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
@@ -71,6 +87,10 @@ void bind_sampling(nb::module_& m) {
         "One token per row of logits; -1 where none can be chosen. `params` holds temperature, "
         "min_p, top_k, top_p "
         "and the uniform number of each row.");
+  m.def("forbid", &forbid, nb::arg("x"), nb::arg("stride"), nb::arg("width"), nb::arg("rows"),
+        nb::arg("words"), nb::arg("num_words"), nb::arg("num_threads"),
+        "Sets the logits of the named rows to minus infinity where a token's bit is 0; each row "
+        "has `num_words` words of 32 bits.");
 }
 
 }  // namespace ridgeline

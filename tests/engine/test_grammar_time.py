@@ -16,6 +16,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.structured_output import guidance
 from ridgeline.engine.structured_output.guidance import GuidanceMasks
 from ridgeline.engine.structured_output.heap import heap_bytes
+from ridgeline.engine.structured_output.token_bits import is_allowed, new_words
 from ridgeline.errors import BadInput
 from ridgeline.records import OutputGrammar, Sampling
 
@@ -58,15 +59,35 @@ def test_rows_that_wait_sample_the_same_tokens(
     real = GuidanceMasks.apply_in_time
 
     def counted(self: GuidanceMasks, *args: Any) -> Any:
-        logits_SV, unmasked = real(self, *args)
+        unmasked = real(self, *args)
         late.append(len(unmasked.late))
-        return logits_SV, unmasked
+        return unmasked
 
     monkeypatch.setattr(GuidanceMasks, "apply_in_time", counted)
     monkeypatch.setattr(guidance, "STEP_S", 0.0)
     monkeypatch.setattr(guidance, "CHEAP_S", 0.0)  # no row is cheap
     assert answers(engine) == expected
     assert max(late) >= 2, "one costly row a step"
+
+
+def test_cheap_rows_wait_too_once_the_time_is_over(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """63 rows of 0.9 ms, each of them cheap, would hold the engine's thread for 57 ms."""
+    expected = answers(engine)
+    late: list[int] = []
+    real = GuidanceMasks.apply_in_time
+
+    def counted(self: GuidanceMasks, *args: Any) -> Any:
+        unmasked = real(self, *args)
+        late.append(len(unmasked.late))
+        return unmasked
+
+    monkeypatch.setattr(GuidanceMasks, "apply_in_time", counted)
+    monkeypatch.setattr(guidance, "STEP_S", 0.0)
+    monkeypatch.setattr(guidance, "CHEAP_S", 60.0)  # every row is cheap
+    assert answers(engine) == expected
+    assert max(late) >= 2, "one cheap row a step"
 
 
 def test_long_output_is_consumed_over_several_steps(
@@ -96,19 +117,19 @@ def test_exhausted_lexer_is_compiled_again_on_another_thread(
 ) -> None:
     (expected,) = engine.generate([PROMPT], Sampling(max_tokens=12, structured=WORD, seed=2))
     masks = masks_of(engine)
-    real_mask, real_compile = guidance._MatcherState._forbidden, masks._compile
+    real_mask, real_compile = guidance._MatcherState._write, masks._compile
     threads: list[str] = []
 
-    def exhausted(self: Any, width: int) -> Any:
+    def exhausted(self: Any, words_W: Any) -> None:
         if not self.has_own_lexer and len(self.consumed) == 1:
             raise BadInput("too many lexer states")
-        return real_mask(self, width)
+        real_mask(self, words_W)
 
     def compile_noted(structured: OutputGrammar) -> Any:
         threads.append(threading.current_thread().name)
         return real_compile(structured)
 
-    monkeypatch.setattr(guidance._MatcherState, "_forbidden", exhausted)
+    monkeypatch.setattr(guidance._MatcherState, "_write", exhausted)
     monkeypatch.setattr(masks, "_compile", compile_noted)
     (found,) = engine.generate([PROMPT], Sampling(max_tokens=12, structured=WORD, seed=2))
     assert found.tokens == expected.tokens
@@ -118,14 +139,14 @@ def test_exhausted_lexer_is_compiled_again_on_another_thread(
 def test_row_that_fails_leaves_the_step_of_others_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = guidance._MatcherState._forbidden
+    real = guidance._MatcherState._write
 
-    def fails(self: Any, width: int) -> Any:
+    def fails(self: Any, words_W: Any) -> None:
         if self._structured is DATE and len(self.consumed) == 2:
             raise BadInput("the grammar is too complex")
-        return real(self, width)
+        real(self, words_W)
 
-    monkeypatch.setattr(guidance._MatcherState, "_forbidden", fails)
+    monkeypatch.setattr(guidance._MatcherState, "_write", fails)
     one_by_one: list[object] = []
     monkeypatch.setattr(engine._loop, "_run_one_by_one", one_by_one.append)
     plain = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -279,9 +300,10 @@ def test_masks_of_many_repetitions_take_a_bounded_time(engine: Engine, num: int)
     compiled = masks_of(engine)._compile(repeated("a*" * num, "regex"))
     state = guidance._MatcherState(WORD, compiled.matcher.deep_copy(), [])
     output: list[int] = []
+    words_W = new_words(1, engine.resolved.spec.vocab_size)[0]
     began_s = time.thread_time()
     with contextlib.suppress(BadInput):  # the answer ends there; those of others go on
         for _ in range(3):
-            forbidden_V = state.forbidden_after(output, 200, time.perf_counter() + 60)
-            output.append(int((~forbidden_V).nonzero()[-1]))
+            state.write_mask(words_W, output, time.thread_time() + 60)
+            output.append(max(token for token in range(200) if is_allowed(words_W, token)))
     assert time.thread_time() - began_s < 0.1

@@ -310,18 +310,19 @@ class TorchRunner:
         return self._choose(runs, self.decoder.logits(rows_SC), points)
 
     def _choose(
-        self, runs: Sequence[Run], raw_SV: Tensor, points: Sequence[SamplePoint]
+        self, runs: Sequence[Run], logits_SV: Tensor, points: Sequence[SamplePoint]
     ) -> tuple[list[list[Choice]], Mapping[int, RunOutput]]:
-        """The choices of each run, given the logits of its sampled rows, and the outputs of runs
-        that sample nothing in this step, by index.
+        """The choices of each run, given the logits of its sampled rows, which are masked in place,
+        and the outputs of runs that sample nothing in this step, by index.
         """
         if not needs_mask(points):
-            return self.verifier.accept(raw_SV, runs, points), {}
+            return self.verifier.accept(logits_SV, runs, points), {}
         rows = [i for i, run in enumerate(runs) for _ in range(run.max_outputs)]  # index of the run
         can_wait = [self._can_wait(runs[i]) for i in rows]
-        logits_SV, unmasked = self.masks.apply_in_time(raw_SV, points, can_wait)
+        raw_SV = logits_SV.clone() if any(map(_has_raw_logprobs, points)) else None
+        unmasked = self.masks.apply_in_time(logits_SV, points, can_wait)
         choices = self.verifier.accept(logits_SV, runs, points)
-        if logits_SV is not raw_SV:
+        if raw_SV is not None:
             choices = with_raw_logprobs(choices, raw_SV, runs, points)
         unsampled = {rows[row]: RunOutput(is_late=True) for row in unmasked.late}
         unsampled |= {rows[row]: RunOutput(error=error) for row, error in unmasked.failed.items()}
@@ -353,6 +354,11 @@ class TorchRunner:
             x_PC = x_TC[first + at : first + at + len(chunk)]
             scored += token_logprobs(self.decoder.logits(x_PC), chunk, run.prompt_logprobs)
         return tuple(scored)
+
+
+def _has_raw_logprobs(point: SamplePoint) -> bool:
+    """Whether log-probabilities of logits before their mask are reported."""
+    return point.sampling.is_masked and point.sampling.logprobs is not None
 
 
 def _result(

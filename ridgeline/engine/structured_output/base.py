@@ -8,7 +8,7 @@ Invariants
 - `prepare` compiles a grammar once, and rejects with a reason what cannot be compiled within the
   limits on size and work. After that, `apply` works for every output that it has allowed itself, or
   raises BadInput if the grammar reaches these limits later.
-- `apply` sets the logits of every token that may not follow to -inf and changes nothing else; rows
+- Masks set the logits of every token that may not follow to -inf and change nothing else; rows
   without a restriction keep their bits. If no token is left, the row raises ArithmeticError, and
   the runner fails that request only.
 - If the output is complete according to the grammar, an end-of-sequence token is allowed; if
@@ -53,13 +53,14 @@ class TokenMasks(Protocol):
         ...
 
     def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
-        """The logits with forbidden tokens at -inf; the input itself if no row is restricted."""
+        """A copy with forbidden tokens at -inf; the input itself if no row is restricted."""
         ...
 
     def apply_in_time(
         self, logits_SV: Tensor, points: Sequence[SamplePoint], can_wait: Sequence[bool]
-    ) -> tuple[Tensor, UnmaskedRows]:
-        """As `apply`, but rows that `can_wait` may stay without a mask, and fail alone.
+    ) -> UnmaskedRows:
+        """As `apply`, but in place, and rows that `can_wait` may stay without a mask, and fail
+        alone.
 
         Nothing may be sampled from these rows. Whether a row waits depends on time; what its mask
         is does not.
@@ -71,10 +72,10 @@ def restrict_to(logits_SV: Tensor, points: Sequence[SamplePoint]) -> None:
     """Apply the lists of allowed tokens in place."""
     for row, point in enumerate(points):
         if point.sampling.allowed_token_ids:
-            kept_K = torch.tensor(point.sampling.allowed_token_ids, device=logits_SV.device)
-            masked_V = torch.full_like(logits_SV[row], -torch.inf)
-            masked_V[kept_K] = logits_SV[row, kept_K]
-            logits_SV[row] = masked_V
+            ids_K = torch.tensor(point.sampling.allowed_token_ids, device=logits_SV.device)
+            kept_K = logits_SV[row, ids_K]
+            logits_SV[row] = -torch.inf
+            logits_SV[row, ids_K] = kept_K
 
 
 def follows_draft(before: SamplePoint, point: SamplePoint) -> bool:

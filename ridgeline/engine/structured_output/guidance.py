@@ -7,8 +7,9 @@ derivatives are those of Owens, Reppy and Turon (JFP 2009).
 
 Work is bounded by operation counts: the compiler and every row of a step stop after a fixed number
 of operations, and only that request fails (`_LIMITS`; about 0.1 s of compilation, 20 ms per row). A
-step is bounded by time: rows whose turn comes after `STEP_S` wait for the next step. Rows that were
-cheap go first, then those that have waited. Time decides when a row is sampled, never what.
+step is bounded by CPU time: rows whose turn comes after `STEP_S` wait for the next step. Rows that
+were cheap go first, and among equals those that have waited. Time decides when a row is sampled,
+never what. (The clock of other programs does not count: on a busy machine every row would wait.)
 
 Schemas with many optional properties reach these limits in the middle of an answer. Their width is
 bounded, and wide ones are tried out when they are compiled (`_try_out`), so that they are refused
@@ -28,9 +29,9 @@ draft) starts from a fresh copy, which consumes the whole output. So a matcher i
 worst slow. (Hashing all of 32,000 prompt tokens took 0.2 ms for each row and step.)
 
 When it loses. A mask costs tens of microseconds a row and step (more for large vocabularies) on the
-engine thread. Forced tokens are sampled like any other; none are skipped.
+engine thread, and so does applying it. Forced tokens are sampled like any other; none are skipped.
 
-Shapes: S sampled rows, V vocabulary.
+Shapes: S sampled rows, R of them with a grammar, V vocabulary, W words with a bit for each token.
 """
 
 from __future__ import annotations
@@ -44,10 +45,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
 
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.structured_output.base import (
@@ -56,16 +56,20 @@ from ridgeline.engine.structured_output.base import (
     needs_mask,
     restrict_to,
 )
+from ridgeline.engine.structured_output.grammar_text import grammar_text, unusable_error
 from ridgeline.engine.structured_output.heap import heap_bytes
 from ridgeline.engine.structured_output.json_schema import (
-    CALL_SPACE,
-    JSON_SPACE,
-    embed_schemas,
     supported_schema,
     widest_schema,
 )
-from ridgeline.engine.structured_output.repeats import check_repeats, step_fuel
-from ridgeline.engine.structured_output.width import MAX_DEPTH, Widest
+from ridgeline.engine.structured_output.repeats import step_fuel
+from ridgeline.engine.structured_output.token_bits import (
+    allow_only,
+    forbid,
+    is_allowed,
+    new_words,
+)
+from ridgeline.engine.structured_output.width import Widest
 from ridgeline.errors import BadGrammar, BadInput, CannotRun
 from ridgeline.records import OutputGrammar
 
@@ -82,9 +86,8 @@ MAX_MATCHERS = 1024
 MAX_OWN_LEXERS = 32
 MAX_JOBS = 8  # compilations of separate lexers that run, wait, or were not fetched yet
 STALE_STEPS = 64  # a job that no row has asked for in that many steps is dropped
-MAX_CHOICES = 2048
-STEP_S = 0.02  # for the masks of one step; the row that is under way may take 15 ms more
-CHEAP_S = 0.001  # a row that took no longer goes first
+STEP_S = 0.02  # CPU time for the masks of one step; the row that is under way may take 15 ms more
+CHEAP_S = 0.001  # CPU time: a row that took no longer goes first
 CONSUMED_AT_ONCE = 256  # tokens
 PROMPT_SAMPLE = 64  # evenly spread tokens that distinguish prompts of equal length
 MAX_TEXT = 256 << 10  # characters of one grammar; the server's limit is lower
@@ -109,7 +112,6 @@ _SCHEMA_WORK = 290_000_000
 
 _PARSER_LIMIT = re.compile("(?i)too many items|current row has")
 """Limits of a copy's own parser, which another lexer would reach at the same place."""
-_POSITION = re.compile(r"^at \d+\(\d+\): ")
 
 _Key = tuple[OutputGrammar, int, int]
 
@@ -127,6 +129,20 @@ class _Job:
 
     result: Future[_CompiledGrammar]
     asked_in_step: int
+
+
+class _Turn(IntEnum):
+    """When a row's mask is computed within a step."""
+
+    AT_ONCE = 0  # the row cannot wait
+    CHEAP_LATE = 1
+    CHEAP = 2
+    COSTLY_LATE = 3
+    COSTLY = 4
+
+    @property
+    def is_costly(self) -> bool:
+        return self >= _Turn.COSTLY_LATE
 
 
 class _NotYetError(Exception):
@@ -159,20 +175,19 @@ class _MatcherState:
     def is_prefix_of(self, output: Sequence[int]) -> bool:
         return list(output[: len(self.consumed)]) == self.consumed
 
-    def forbidden_after(self, output: Sequence[int], width: int, end_s: float) -> Tensor:
-        """bool_V: which of `width` tokens may not follow `output`.
+    def write_mask(self, words_W: Tensor, output: Sequence[int], end_s: float) -> None:
+        """Write which tokens may follow `output`.
 
         Raises BadInput if the grammar exceeds a limit there, _NotYetError if a long output is not
         consumed by `end_s`.
         """
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         while len(self.consumed) < len(output):
             self._catch_up(output[len(self.consumed) :][:CONSUMED_AT_ONCE])
-            if len(self.consumed) < len(output) and time.perf_counter() > end_s:
+            if len(self.consumed) < len(output) and time.thread_time() > end_s:
                 raise _NotYetError
-        forbidden_V = self._forbidden(width)
-        self.cost_s = time.perf_counter() - began_s
-        return forbidden_V
+        self._write(words_W)
+        self.cost_s = time.thread_time() - began_s
 
     def _catch_up(self, tokens: Sequence[int]) -> None:
         rest = list(tokens)
@@ -192,17 +207,15 @@ class _MatcherState:
             why = self.matcher.get_error()
             if "satisfy the grammar" in why:  # a token that no mask would have allowed
                 raise ArithmeticError(f"the grammar rejects the output: {why[:200]}")
-            raise _unusable(self._structured, why)
+            raise unusable_error(self._structured, why)
 
-    def _forbidden(self, width: int) -> Tensor:
+    def _write(self, words_W: Tensor) -> None:
         if self.has_ended:
-            forbidden_V = torch.ones(width, dtype=torch.bool)
-            forbidden_V[list(self._ends)] = False
-            return forbidden_V
-        allowed = self.matcher.compute_logit_bias()  # a byte per token, 0 where forbidden
+            allow_only(words_W, self._ends)
+            return
+        self.matcher.unsafe_compute_mask_ptr(words_W.data_ptr(), words_W.nbytes)
         if self.matcher.is_error():
-            raise _unusable(self._structured, self.matcher.get_error())
-        return torch.frombuffer(bytearray(allowed), dtype=torch.uint8)[:width] == 0
+            raise unusable_error(self._structured, self.matcher.get_error())
 
 
 class GuidanceMasks:
@@ -240,75 +253,86 @@ class GuidanceMasks:
         self._keep_compiled(structured)
 
     def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
-        return self.apply_in_time(logits_SV, points, [False] * len(points))[0]
+        if not needs_mask(points):
+            return logits_SV
+        logits_SV = logits_SV.clone()
+        self.apply_in_time(logits_SV, points, [False] * len(points))
+        return logits_SV
 
     def apply_in_time(
         self, logits_SV: Tensor, points: Sequence[SamplePoint], can_wait: Sequence[bool]
-    ) -> tuple[Tensor, UnmaskedRows]:
+    ) -> UnmaskedRows:
         if not needs_mask(points):
-            return logits_SV, UnmaskedRows()
-        logits_SV = logits_SV.clone()
+            return UnmaskedRows()
         restrict_to(logits_SV, points)
-        end_s = time.perf_counter() + STEP_S
+        rows = self._in_order(points, can_wait)
+        words_RW = new_words(len(rows), self._vocab_size)
+        end_s = time.thread_time() + STEP_S
         self._step += 1
         late: dict[int, _Key] = {}
         failed: dict[int, Exception] = {}
-        unreachable = has_tried_costly = False
-        for row, key, is_costly in self._in_order(points, can_wait):
-            point = points[row]
+        written: list[int] = []
+        tried: set[bool] = set()  # whether costly, of the rows that could have waited
+        unreachable = False
+        for row, key, turn in rows:
+            point, words_W = points[row], words_RW[len(written)]
             drafted = row > 0 and follows_draft(points[row - 1], point)
             unreachable = drafted and (
-                unreachable or bool(logits_SV[row - 1, point.history[-1]] == -torch.inf)
+                unreachable or not is_allowed(words_RW[len(written) - 1], point.history[-1])
             )
             if unreachable:
                 continue
-            if is_costly and has_tried_costly and time.perf_counter() > end_s:
-                late[row] = key
-                continue
-            has_tried_costly |= is_costly
-            row_end_s = end_s if can_wait[row] else inf
+            if turn:
+                if turn.is_costly in tried and time.thread_time() > end_s:
+                    late[row] = key
+                    continue
+                tried.add(turn.is_costly)
             try:
-                forbidden_V = self._forbidden(key, point, logits_SV.shape[1], row_end_s)
+                self._write_mask(words_W, key, point, end_s if turn else inf)
             except _NotYetError:
                 late[row] = key
             except (ArithmeticError, BadInput) as error:
-                if not can_wait[row]:
+                if not turn:
                     raise
                 failed[row] = error
             else:
-                logits_SV[row].masked_fill_(forbidden_V.to(logits_SV.device), -torch.inf)
+                written.append(row)
+        forbid(logits_SV, written, words_RW)
         self._late = frozenset(late.values())
-        return logits_SV, UnmaskedRows(frozenset(late), failed)
+        return UnmaskedRows(frozenset(late), failed)
 
     def _in_order(
         self, points: Sequence[SamplePoint], can_wait: Sequence[bool]
-    ) -> list[tuple[int, _Key, bool]]:
-        """The restricted rows in the order in which masks are computed: with their keys, and
-        whether they may be costly.
+    ) -> list[tuple[int, _Key, _Turn]]:
+        """The restricted rows, with their keys, in the order in which masks are computed.
 
-        Of the costly ones at least one is tried in each step, those that have waited first. Rows
-        that cannot wait, among them those of drafts, keep their order.
+        Of the cheap rows and of the costly ones at least one is tried in each step, those that have
+        waited first. Rows that cannot wait, among them those of drafts, keep their order.
         """
 
-        def rank(row: int, key: _Key) -> int:
+        def turn(row: int, key: _Key) -> _Turn:
+            if not can_wait[row]:
+                return _Turn.AT_ONCE
             state = self._states.get(key)
-            if not can_wait[row] or (state and (state.cost_s or inf) <= CHEAP_S):
-                return 0
-            return 1 if key in self._late else 2
+            is_cheap = state is not None and (state.cost_s or inf) <= CHEAP_S
+            if key in self._late:
+                return _Turn.CHEAP_LATE if is_cheap else _Turn.COSTLY_LATE
+            return _Turn.CHEAP if is_cheap else _Turn.COSTLY
 
         rows = [
             (row, _key_of(point, point.sampling.structured))
             for row, point in enumerate(points)
             if point.sampling.structured is not None
         ]
-        ranked = sorted(((rank(row, key), row, key) for row, key in rows), key=lambda own: own[:2])
-        return [(row, key, own_rank > 0) for own_rank, row, key in ranked]
+        ranked = sorted(((turn(row, key), row, key) for row, key in rows), key=lambda own: own[:2])
+        return [(row, key, own_turn) for own_turn, row, key in ranked]
 
-    def _forbidden(self, key: _Key, point: SamplePoint, width: int, end_s: float) -> Tensor:
+    def _write_mask(self, words_W: Tensor, key: _Key, point: SamplePoint, end_s: float) -> None:
         output = point.history[point.num_prompt :]
         state = self._state_for(key, output, can_wait=end_s < inf)
         try:
-            return state.forbidden_after(output, width, end_s)
+            state.write_mask(words_W, output, end_s)
+            return
         except (ArithmeticError, BadInput) as error:
             self._forget(key, state)
             if state.has_own_lexer or _PARSER_LIMIT.search(str(error)):
@@ -316,7 +340,7 @@ class GuidanceMasks:
         state = self._states[key] = self._own_state(key, can_wait=end_s < inf)
         self._limit_own_lexers()
         try:
-            return state.forbidden_after(output, width, end_s)
+            state.write_mask(words_W, output, end_s)
         except (ArithmeticError, BadInput):
             self._forget(key, state)
             raise
@@ -419,7 +443,7 @@ class GuidanceMasks:
                 limit=MAX_TEXT,
             )
         library, trie = _library(), self._trie()
-        grammar = _grammar(library, structured)
+        grammar = grammar_text(library, structured)
         widest = _widest(structured)
         limits = library.LLParserLimits(**_limits_of(structured, widest.width))
         before = heap_bytes()
@@ -455,7 +479,7 @@ def _check_first_step(structured: OutputGrammar, matcher: llguidance.LLMatcher) 
         if not matcher.is_error():
             copy.compute_logit_bias()
         if copy.is_error():
-            raise _unusable(structured, copy.get_error())
+            raise unusable_error(structured, copy.get_error())
 
 
 def _widest(structured: OutputGrammar) -> Widest:
@@ -489,7 +513,7 @@ def _try_out(structured: OutputGrammar, widest: Widest, trie: llguidance.LLToken
         if token < 0 or token in trie.eos_tokens or not matcher.consume_tokens([token]):
             break
     if matcher.is_error() and _PARSER_LIMIT.search(matcher.get_error()):
-        raise _unusable(
+        raise unusable_error(
             structured,
             f"{widest.width} optional properties may come next at one place, which is more work"
             " than the masks of a step may take with the vocabulary of this model",
@@ -515,62 +539,3 @@ def _limits_of(structured: OutputGrammar, width: int) -> dict[str, int]:
         return _LIMITS
     fuel = step_fuel(_LIMITS["step_lexer_fuel"], structured.text)
     return {**_LIMITS, "step_lexer_fuel": fuel}
-
-
-def _grammar(library: Any, structured: OutputGrammar) -> str:
-    """The grammar in llguidance's format."""
-    matcher, text = library.LLMatcher, structured.text
-    try:
-        if structured.kind in ("json", "call"):
-            layout = {"whitespace_pattern": JSON_SPACE if structured.kind == "json" else CALL_SPACE}
-            return str(matcher.grammar_from_json_schema(supported_schema(text), overrides=layout))
-        if structured.kind in ("regex", "grammar"):
-            check_repeats(text)
-        if structured.kind == "regex":
-            return str(matcher.grammar_from_regex(text))
-        if structured.kind == "choice":
-            return str(matcher.grammar_from_lark(_choices(text)))
-        if structured.kind == "answer_or_calls":
-            return str(matcher.grammar_from_lark(embed_schemas(text)))
-        return str(matcher.grammar_from_lark(text))
-    except RecursionError:
-        raise _unusable(structured, f"it is nested more than {MAX_DEPTH} levels deep") from None
-    except ValueError as error:
-        raise _unusable(structured, str(error)) from None
-
-
-def _choices(text: str) -> str:
-    """A Lark grammar of alternatives in a single terminal; as rules, each would be a parser item.
-
-    JSON strings are Lark strings, except for U+007F, which Lark wants escaped.
-    """
-    options = dict.fromkeys(json.loads(text))
-    if not options or len(options) > MAX_CHOICES:
-        raise ValueError(f"{len(options)} choices; 1 to {MAX_CHOICES} are allowed")
-    written = (json.dumps(option, ensure_ascii=False) for option in options)
-    return "start: CHOICE\nCHOICE: " + " | ".join(written).replace("\x7f", r"\u007f")
-
-
-_KIND_NAMES = {
-    "json": "JSON schema",
-    "call": "JSON schema of a tool",
-    "answer_or_calls": "response format",
-}
-
-
-def _unusable(structured: OutputGrammar, why: str) -> BadGrammar:
-    lines = why.strip().splitlines() or ["it cannot be compiled"]
-    # A regular expression's reason is on a later line, below the place that it points to.
-    first = " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])
-    if structured.kind == "regex":
-        first = _POSITION.sub("", first)  # counted in a grammar that the client has not written
-    fix = "correct it, or make it smaller"
-    if "coerce_one_of" in first:  # names an option of the library that requests do not have
-        first = "oneOf is only supported if no value matches two of its branches"
-        fix = "use anyOf"
-    if first.startswith("Unimplemented keys"):
-        fix = "leave them out"
-    if "optional properties" in first:
-        fix = "list some of them under required, or divide the object into smaller ones"
-    kind = _KIND_NAMES.get(structured.kind, structured.kind)
-    return BadGrammar(f"the {kind} for structured output cannot be used: {first[:300]}", fix=fix)

@@ -32,8 +32,10 @@ class NoGrammars:
 
     def apply_in_time(
         self, logits_SV: Tensor, points: Sequence[SamplePoint], can_wait: Sequence[bool]
-    ) -> tuple[Tensor, UnmaskedRows]:
-        return self.apply(logits_SV, points), UnmaskedRows()
+    ) -> UnmaskedRows:
+        if needs_mask(points):
+            restrict_to(logits_SV, points)
+        return UnmaskedRows()
 
     def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
         if not needs_mask(points):
