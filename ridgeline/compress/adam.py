@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from ridgeline.compress.unfinished import open_tensors
 
 BETAS, EPS = (0.9, 0.95), 1e-8
 WARM_UP, LEAST = 0.05, 0.02  # share of the steps; of the rate
@@ -60,7 +61,7 @@ class AdamState:
         file = folder / "checkpoint.safetensors"
         if not file.is_file():
             return
-        with safe_open(file, framework="pt") as opened:
+        with open_tensors(file) as opened:
             self.step = int(opened.metadata()["step"])
             for name, p in self.parameters.items():
                 p.copy_(opened.get_tensor(f"p.{name}"))

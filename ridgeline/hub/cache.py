@@ -46,6 +46,6 @@ def record_sha256(path: Path, digest: str) -> None:
 def recorded_sha256(path: Path) -> str | None:
     """The SHA-256 that was noted when the file was downloaded."""
     try:
-        return path.with_name(path.name + ".sha256").read_text("utf-8").strip()
+        return path.with_name(path.name + ".sha256").read_text("utf-8", "replace").strip()
     except OSError:
         return None

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from ridgeline.errors import BadModel
+from ridgeline.errors import DECODE_ERRORS, BadModel
 from ridgeline.hub.names import HubModel
 
 INDEX = "model.safetensors.index.json"
@@ -107,8 +107,9 @@ def cached_commit(model: HubModel) -> str | None:
     revision = model.revision or "main"
     if _COMMIT.fullmatch(revision):
         return revision
+    ref = repository_folder(model.repo) / "refs" / revision
     try:
-        return (repository_folder(model.repo) / "refs" / revision).read_text("utf-8").strip()
+        return ref.read_text("utf-8", "replace").strip()
     except OSError:
         return None
 
@@ -121,7 +122,7 @@ def cached_repositories() -> list[tuple[str, str | None]]:
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
         refs = [path for path in (folder / "refs").rglob("*") if path.is_file()]
-        commits = {path.read_text("utf-8").strip() for path in refs}
+        commits = {path.read_text("utf-8", "replace").strip() for path in refs}
         revisions = sorted(path.relative_to(folder / "refs").as_posix() for path in refs)
         found += [(repo, None if revision == "main" else revision) for revision in revisions]
         snapshots = sorted(path.name for path in (folder / "snapshots").glob("*"))
@@ -151,11 +152,21 @@ def find_snapshot(model: HubModel) -> Path | None:
 
 
 def _is_complete(folder: Path, selected: Sequence[str]) -> bool:
-    """Whether every part of a split model is there. The weights are downloaded last."""
+    """Whether every part of a split model is there. The weights are downloaded last.
+
+    Raises BadModel if the index, which lists the parts, cannot be read.
+    """
     part = _PART.search(selected[0])
     if part is not None:
         return len(selected) == int(part[2])
     if INDEX not in selected:
         return True
-    index = json.loads((folder / INDEX).read_text("utf-8"))
-    return set(index["weight_map"].values()) <= set(selected)
+    try:
+        index = json.loads((folder / INDEX).read_text("utf-8"))
+        return set(index["weight_map"].values()) <= set(selected)
+    except (OSError, LookupError, TypeError, AttributeError, *DECODE_ERRORS) as error:
+        raise BadModel(
+            "the index of a model's weights cannot be read",
+            value=f"{folder / INDEX}: {error}",
+            fix="delete it and download the model again",
+        ) from None

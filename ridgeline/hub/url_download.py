@@ -55,7 +55,8 @@ def _receive(model: ModelUrl, sink: IO[bytes], partial: Path, observer: Observer
     have, tag_file = sink.tell(), _tag_file(partial)
     headers = {"Accept-Encoding": "identity"}
     if have and tag_file.is_file():
-        headers |= {"Range": f"bytes={have}-", "If-Range": tag_file.read_text("utf-8")}
+        tag = tag_file.read_text("ascii", "replace")  # a damaged one matches no file
+        headers |= {"Range": f"bytes={have}-", "If-Range": tag.replace("\ufffd", "?")}
     client = httpx.Client(follow_redirects=True, timeout=_TIMEOUT_S)
     with client, client.stream("GET", model.url, headers=headers) as reply:
         if reply.status_code not in (200, 206):

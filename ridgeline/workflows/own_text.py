@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +29,11 @@ def num_generated(num_tokens: int) -> int:
 
 def _num_texts(num_tokens: int) -> int:
     return -(-num_tokens // (PROMPT_TOKENS + ANSWER_TOKENS))
+
+
+class _StoredText(msgspec.Struct):
+    arguments: dict[str, Any]
+    tokens: list[int]
 
 
 class OwnText(msgspec.Struct, frozen=True):
@@ -139,11 +144,14 @@ def _stored_or_written(
     output: Path, arguments: dict[str, object], write: Callable[[], list[int]]
 ) -> list[int]:
     """The tokens that are stored for these arguments; else those of `write`, which are stored."""
+    from ridgeline.compress.unfinished import file_of_interrupted_run
+
     path = _stored_at(output)
     if path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored.get("arguments") == arguments:
-            return list(stored["tokens"])
+        with file_of_interrupted_run(path):
+            stored = msgspec.json.decode(path.read_bytes(), type=_StoredText)
+        if stored.arguments == arguments:
+            return stored.tokens
     tokens = write()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"arguments": arguments, "tokens": tokens}), encoding="utf-8")

@@ -108,6 +108,109 @@ def decoders_with_half_a_net(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
+OUTSIDE = re.compile(r"\b(read_text|read_bytes|read|open|urlopen|run)\(|\breply\b")
+SHIPPED = re.compile(r"\b(importlib\.resources|files)\(")
+NETS = re.compile(r"\b(file_of_interrupted_run|open_tensors)\(")
+OWN_PARENT = {"ridgeline/engine/tokenization/template_process/renderer.py"}  # it writes sound JSON
+
+
+class _DecodersWithoutNet(ast.NodeVisitor):
+    """Lines that decode what a file, a command or a server has, where no `try` of the function
+    catches what decoders raise. Files of the package itself are known to be sound."""
+
+    def __init__(self) -> None:
+        self.lines: list[int] = []
+        self._has_net = False
+        self._outside: set[str] = set()  # variables of the function
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        if SHIPPED.search(ast.unparse(node)):
+            return
+        before = self._has_net, self._outside
+        self._has_net, self._outside = False, set()
+        self.generic_visit(node)
+        self._has_net, self._outside = before
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Try(self, node: ast.Try) -> None:
+        caught = " ".join(ast.unparse(h.type) for h in node.handlers if h.type is not None)
+        self._visit_within(node.body, has_net=ENOUGH.search(caught) is not None)
+        for part in (*node.handlers, *node.orelse, *node.finalbody):
+            self.visit(part)
+
+    def visit_With(self, node: ast.With) -> None:
+        for item in node.items:
+            self._note(item.optional_vars, item.context_expr)
+        opened = " ".join(ast.unparse(item.context_expr) for item in node.items)
+        self._visit_within(node.body, has_net=NETS.search(opened) is not None)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            self._note(target, node.value)
+        self.generic_visit(node)
+
+    def visit_For(self, node: ast.For) -> None:
+        self._note(node.target, node.iter)
+        self.generic_visit(node)
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        self._note(node.target, node.iter)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        is_decoder = ast.unparse(node.func) in DECODERS
+        if is_decoder and not self._has_net and any(map(self._is_outside, node.args)):
+            self.lines.append(node.lineno)
+        self.generic_visit(node)
+
+    def _visit_within(self, body: list[ast.stmt], *, has_net: bool) -> None:
+        before, self._has_net = self._has_net, self._has_net or has_net
+        for statement in body:
+            self.visit(statement)
+        self._has_net = before
+
+    def _note(self, target: ast.AST | None, value: ast.AST) -> None:
+        if target is not None and self._is_outside(value):
+            names = (part for part in ast.walk(target) if isinstance(part, ast.Name))
+            self._outside |= {name.id for name in names}
+
+    def _is_outside(self, value: ast.AST) -> bool:
+        names = {part.id for part in ast.walk(value) if isinstance(part, ast.Name)}
+        return OUTSIDE.search(ast.unparse(value)) is not None or bool(names & self._outside)
+
+
+def decoders_without_net(tree: ast.AST) -> list[int]:
+    visitor = _DecodersWithoutNet()
+    visitor.visit(tree)
+    return visitor.lines
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return json.loads(path.read_text())",
+        "return json.loads(file.read_text()) if file.is_file() else None",
+        "with urlopen(url) as reply:\n        return json.load(reply)['data'][0]",
+        "text = run(words)\n    return json.loads(text)",
+        "for line in file.read_text().splitlines():\n        json.loads(line)",
+        "try:\n        return json.load(path.open())\n    except OSError:\n        return None",
+    ],
+)
+def test_a_decoder_without_net_is_seen(body: str) -> None:
+    assert len(decoders_without_net(ast.parse(f"def read(path):\n    {body}"))) == 1
+
+
+def test_decoders_of_files_commands_and_servers_have_a_net() -> None:
+    found = [
+        f"{name_of(path)}:{line}: catch DECODE_ERRORS of ridgeline.errors, and name the file"
+        for path in files("ridgeline")
+        if name_of(path) not in OWN_PARENT
+        for line in decoders_without_net(source(path).tree)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_decoders_are_caught_with_all_that_they_raise() -> None:
     found = [
         f"{name_of(path)}:{line}: catch DECODE_ERRORS of ridgeline.errors"

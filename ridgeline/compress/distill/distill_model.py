@@ -32,6 +32,7 @@ from ridgeline.compress.distill.teacher_cache import CHUNK, LogitsOf, TeacherCac
 from ridgeline.compress.drafter_training.train_drafter import HELD_WINDOWS, windows
 from ridgeline.compress.pipeline import content_digest
 from ridgeline.compress.training_model import TrainingModel
+from ridgeline.compress.unfinished import file_of_interrupted_run
 from ridgeline.compress.writers.dense import DenseCheckpoint, write_dense
 from ridgeline.compress.writers.store import (
     new_result,
@@ -318,7 +319,10 @@ class DistillTraining:
 
 def _read_curve(partial: Path) -> list[CurvePoint]:
     file = partial / "curve.json"
-    return msgspec.json.decode(file.read_bytes(), type=list[CurvePoint]) if file.is_file() else []
+    if not file.is_file():
+        return []
+    with file_of_interrupted_run(file):
+        return msgspec.json.decode(file.read_bytes(), type=list[CurvePoint])
 
 
 def _write_curve(partial: Path, curve: Sequence[CurvePoint]) -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from ridgeline.compress.unfinished import open_tensors
 
 CHUNK = 32  # windows of a file
 LogitsOf = Callable[[Sequence[int]], Tensor]
@@ -60,7 +61,7 @@ class TeacherCache:
 
     def __getitem__(self, window: int) -> TopLogprobs:
         chunk, at = divmod(window, CHUNK)
-        with safe_open(self._file(chunk), framework="pt") as file:
+        with open_tensors(self._file(chunk)) as file:
             ids_TK: Tensor = file.get_slice("ids")[at]
             logprobs_TK: Tensor = file.get_slice("logprobs")[at]
         return TopLogprobs(ids_TK.long(), logprobs_TK.float())

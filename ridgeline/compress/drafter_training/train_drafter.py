@@ -245,7 +245,7 @@ def _resume(state: AdamState, folder: Path, run: Mapping[str, Any]) -> None:
     """Continue an interrupted run. Raises BadInput for another run's."""
     try:
         found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except DECODE_ERRORS:
+    except (OSError, *DECODE_ERRORS):
         found = None
     if found != run:
         raise BadInput(

@@ -34,7 +34,6 @@ from time import perf_counter
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -43,6 +42,7 @@ from ridgeline.compress.formats.lattice import Rounded, round_significant
 from ridgeline.compress.progress import ProgressCallback, QuantizeProgress
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.training_model import TrainableSource, TrainingModel
+from ridgeline.compress.unfinished import open_tensors
 from ridgeline.compress.writers.store import LayerStore
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.sources import WeightSource
@@ -275,7 +275,7 @@ class QatTraining:
         partial.rename(self._file)
 
     def _restored(self) -> int:
-        with safe_open(self._file, framework="pt") as file:
+        with open_tensors(self._file) as file:
             step = int((file.metadata() or {})["step"])
             for index, latent in enumerate(self._latents):
                 for name, value in (("v", latent.v_OI), ("log", latent.log_OG)):

@@ -190,7 +190,7 @@ def _kept_layers(
 ) -> tuple[int, ...]:
     if not recipe.drop_layers:
         return tuple(range(len(spec.layers)))
-    layers = stored_choice(folder)
+    layers = stored_choice(folder, len(spec.layers))
     if layers is None:
         distances = layer_distances(spec, source, learnt)
         layers = structure.choose_layers(distances, recipe.drop_layers)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from safetensors import safe_open
+import msgspec
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ridgeline.compress.prune.report import PrunedLayerReport
+from ridgeline.compress.unfinished import file_of_interrupted_run, open_tensors
 from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 
@@ -78,22 +80,31 @@ class PrunedLayers(PlainWeights):
 
     def report(self, layer: int) -> PrunedLayerReport:
         """What was done to a finished layer."""
-        with safe_open(self._file(layer), framework="pt") as file:
+        with open_tensors(self._file(layer)) as file:
             return PrunedLayerReport.from_json((file.metadata() or {})["report"])
 
     def get(self, part: Part) -> Tensor:
         if part.layer is not None and self.has(part.layer):
-            with safe_open(self._file(part.layer), framework="pt") as file:
+            with open_tensors(self._file(part.layer)) as file:
                 if _name(part) in set(file.keys()):
                     tensor: Tensor = file.get_tensor(_name(part))
                     return tensor
         return self._source.get(part)
 
 
-def stored_choice(folder: Path) -> tuple[int, ...] | None:
-    """The layers that an interrupted run has chosen to keep; None if it has not."""
+def stored_choice(folder: Path, num_layers: int) -> tuple[int, ...] | None:
+    """Which of `num_layers` an interrupted run has chosen to keep; None if it has not.
+
+    Raises BadInput if the file does not say so.
+    """
     file = folder / "kept_layers.json"
-    return tuple(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    if not file.is_file():
+        return None
+    with file_of_interrupted_run(file):
+        kept = msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
+        if not all(a < b for a, b in pairwise((-1, *kept, num_layers))):
+            raise ValueError(f"it does not list layers of 0 to {num_layers - 1} in order")
+    return kept
 
 
 def store_choice(folder: Path, layers: Sequence[int]) -> None:

@@ -24,13 +24,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ridgeline.compress.formats.coded import CodedWeight
 from ridgeline.compress.formats.lattice import Rounded
 from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.unfinished import file_of_interrupted_run, open_tensors
 from ridgeline.engine.checkpoints.sources import WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import Packed
@@ -86,7 +86,10 @@ def publish_result(folder: Path, output: Path) -> None:
 def _claim(folder: Path, run: Mapping[str, Any]) -> None:
     file = folder / _RUN
     text = json.dumps(run, indent=1, sort_keys=True)
-    there = file.read_text(encoding="utf-8") if file.is_file() else None
+    there = None
+    if file.is_file():
+        with file_of_interrupted_run(file):
+            there = file.read_text(encoding="utf-8")
     if there is not None and there != text and (done := len([*folder.glob("*.safetensors")])):
         raise BadInput(
             "a half-made model of another run is in the way",
@@ -164,7 +167,7 @@ class LayerStore:
 
     def note(self, layer: int) -> str:
         """The notes on a layer, or an empty string."""
-        with safe_open(self._file(layer), framework="pt") as file:
+        with open_tensors(self._file(layer)) as file:
             return str((file.metadata() or {}).get("note", ""))
 
     def grid(self, part: Part) -> Grid | None:
@@ -176,7 +179,7 @@ class LayerStore:
         """The grid of a part, with its separate inputs if any; None if it has no grid."""
         if part.layer is None or not self.has(part.layer):
             return None
-        with safe_open(self._file(part.layer), framework="pt") as file:
+        with open_tensors(self._file(part.layer)) as file:
             names, name = set(file.keys()), _name(part)
             if f"{name}.q" not in names:
                 return None
@@ -196,7 +199,7 @@ class LayerStore:
         if part.layer is None or not self.has(part.layer):
             return None
         start = f"{_name(part)}.coded"
-        with safe_open(self._file(part.layer), framework="pt") as file:
+        with open_tensors(self._file(part.layer)) as file:
             found = [name for name in set(file.keys()) if name.startswith(start + ".")]
             tensors = {name.removeprefix(start): file.get_tensor(name) for name in found}
         if not tensors:
@@ -210,7 +213,7 @@ class LayerStore:
 
     def _kept(self, part: Part) -> Tensor:
         if part.layer is not None and self.has(part.layer):
-            with safe_open(self._file(part.layer), framework="pt") as file:
+            with open_tensors(self._file(part.layer)) as file:
                 if f"keep.{_name(part)}" in set(file.keys()):
                     kept: Tensor = file.get_tensor(f"keep.{_name(part)}")
                     return kept

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.fleet.ray.applications import run_models
 from ridgeline.fleet.ray.child_process import ChildProcess, is_ready, url_of
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
@@ -51,11 +52,20 @@ class GatewaySupervisor:
         self._servers = ServerTable(self._file, lambda url: is_ready(url, _ANSWER_S))
         self._child = self._start()
         self._scaler: FleetScaler | None = None
-        if self._followed_file.exists():
-            data = self._followed_file.read_bytes()
-            self._follow(msgspec.json.decode(data, type=_Followed))
+        if (followed := self._followed_before()) is not None:
+            self._follow(followed)
         threading.Thread(target=self._supervise, daemon=True).start()
         threading.Thread(target=self._scale, daemon=True).start()
+
+    def _followed_before(self) -> _Followed | None:
+        """What the gateway before this one followed; None if it followed no load."""
+        if not self._followed_file.exists():
+            return None
+        try:
+            return msgspec.json.decode(self._followed_file.read_bytes(), type=_Followed)
+        except (OSError, *DECODE_ERRORS) as error:
+            log.error("the load is not followed: %s: %s", self._followed_file, error)
+            return None
 
     def hold(self) -> dict[str, int]:
         """Change no number of servers until `follow_load`. Returns those of the models that follow

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+
+from ridgeline.errors import DECODE_ERRORS
+
+_LOG = logging.getLogger(__name__)
 
 LOST_AFTER_S = 60.0
 """Time without a word from its supervisor after which a server is asked itself."""
@@ -91,7 +96,11 @@ class ServerTable:
         """The servers of the table before this one; their supervisors may speak up from now on."""
         if not self._state_file.exists():
             return {}
-        entries = msgspec.json.decode(self._state_file.read_bytes(), type=list[ServerEntry])
+        try:
+            entries = msgspec.json.decode(self._state_file.read_bytes(), type=list[ServerEntry])
+        except (OSError, *DECODE_ERRORS) as error:
+            _LOG.warning("the servers of before are unknown: %s: %s", self._state_file, error)
+            return {}
         for entry in entries:
             entry.seen_s = self._clock()
         return {entry.replica: entry for entry in entries}

@@ -8,7 +8,6 @@ settings cannot be carried over is refused.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from ridgeline.optimize.drivers.compile_cache import (
     CompileCache,
     mounts_a_cache,
 )
-from ridgeline.optimize.drivers.shell import run
+from ridgeline.optimize.drivers.shell import run, run_json
 
 PROGRAMS = ("docker", "podman")
 STOP_S = 60
@@ -216,7 +215,7 @@ class DockerContainer:
         raise CannotRun("cannot read the container", value=self._container, fix="; ".join(errors))
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any]:
-        documents = json.loads(run((self._program, "inspect", "--type", kind, name)))
+        documents = run_json((self._program, "inspect", "--type", kind, name))
         return dict(documents[0])
 
     def _try_inspect(self, name: str) -> dict[str, Any] | None:

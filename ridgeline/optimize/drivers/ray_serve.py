@@ -107,8 +107,11 @@ class RayApplication:
         return document
 
     def _application_state(self) -> Mapping[str, Any]:
-        status = yaml.safe_load(run(("serve", "status"))) or {}
-        return (status.get("applications") or {}).get(self._application) or {}
+        try:
+            status = yaml.safe_load(run(("serve", "status"))) or {}
+            return (status.get("applications") or {}).get(self._application) or {}
+        except (AttributeError, yaml.YAMLError, *DECODE_ERRORS) as error:
+            raise CannotRun("what `serve status` prints cannot be read", fix=str(error)) from None
 
     def _deploy(self, path: Path) -> tuple[str, ...]:
         return ("serve", "deploy", str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -15,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
-from ridgeline.errors import CannotRun
+from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.optimize.drivers.base import Report, Shell
 from ridgeline.optimize.time_budget import OutOfTimeError, time_left_s
 
@@ -74,6 +75,21 @@ def run(
             fix=(complaints.strip() or output.strip())[-ERROR_CHARS:] or None,
         )
     return output
+
+
+def run_json(words: Sequence[str]) -> Any:
+    """The JSON document that a command prints. Raises CannotRun if it fails, or prints none."""
+    return parse_json(words, run(words))
+
+
+def parse_json(words: Sequence[str], text: str) -> Any:
+    """The JSON document that a command has printed. Raises CannotRun if it is none."""
+    try:
+        return json.loads(text)
+    except DECODE_ERRORS as error:
+        raise CannotRun(
+            f"{words[0]} did not print JSON", value=shlex.join(words), fix=str(error)
+        ) from None
 
 
 def _wait(process: subprocess.Popen[bytes], words: Sequence[str], timeout_s: float) -> int:

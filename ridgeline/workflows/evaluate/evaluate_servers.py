@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.errors import CannotRun
+from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.optimize.drivers.server_process import models_url
 from ridgeline.optimize.external.scoring import ServerScorer
@@ -157,7 +157,7 @@ def _scorer(server: ServerToCompare) -> ServerScorer:
     if model is None:
         try:
             model = str(_get(models_url(server.url), server.api_key)["data"][0]["id"])
-        except (urllib.error.HTTPError, ValueError, KeyError, IndexError) as error:
+        except (urllib.error.HTTPError, ValueError, LookupError, TypeError) as error:
             raise CannotRun(
                 "the server lists no models", value=server.url, fix=str(error)
             ) from None
@@ -187,7 +187,7 @@ def recognise_server(url: str, api_key: str | None = None) -> str:
         owner = _get(models_url(url), api_key)["data"][0].get("owned_by", "")
         if owner in ("vllm", "ridgeline", "sglang"):
             return str(owner)
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
     for path, kind, key in pages:
         try:
@@ -199,9 +199,16 @@ def recognise_server(url: str, api_key: str | None = None) -> str:
 
 
 def _get(url: str, api_key: str | None) -> dict[str, Any]:
+    """The JSON object of a page. Raises OSError, and ValueError if it is none."""
     request = urllib.request.Request(url, headers=authorization(api_key))
     with urllib.request.urlopen(request, timeout=10) as reply:
-        return dict(json.load(reply))
+        try:
+            document = json.load(reply)
+        except DECODE_ERRORS as error:
+            raise ValueError(f"the page is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ValueError("the page is not a JSON object")
+    return document
 
 
 # ---- held-out text -----------------------------------------------------------------------------

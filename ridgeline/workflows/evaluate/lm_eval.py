@@ -25,7 +25,7 @@ import msgspec
 from ridgeline.config.improve import EvaluateOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import NoTokenizer, bos_tokens, load_tokenizer
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.optimize.quality.task_questions import change_of_right_answers
@@ -145,18 +145,32 @@ def serve_locally(engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def read_samples(folder: Path) -> Documents:
-    """The numbers in lm-eval's --log_samples files, by task, metric and document."""
+    """The numbers in lm-eval's --log_samples files, by task, metric and document.
+
+    Raises CannotRun for a file that is none of these.
+    """
     documents: Documents = {}
     for file in sorted(folder.rglob("samples_*.jsonl")):
         task = file.stem.removeprefix("samples_").rpartition("_")[0]
-        for line in file.read_text(encoding="utf-8").splitlines():
-            sample: dict[str, Any] = json.loads(line)
-            for metric in sample["metrics"]:
-                value, kind = sample[metric], sample.get("filter", "none")
-                if isinstance(value, int | float) and math.isfinite(value):
-                    name = metric if kind == "none" else f"{metric}, {kind}"
-                    documents.setdefault((task, name), {})[int(sample["doc_id"])] = float(value)
+        try:
+            for line in file.read_text(encoding="utf-8").split("\n"):
+                if line.strip():
+                    for name, document, value in _numbers(json.loads(line)):
+                        documents.setdefault((task, name), {})[document] = value
+        except (OSError, ArithmeticError, LookupError, TypeError, *DECODE_ERRORS) as error:
+            raise CannotRun(
+                "cannot read what lm-eval has written", value=str(file), fix=str(error)
+            ) from None
     return documents
+
+
+def _numbers(sample: dict[str, Any]) -> Iterator[tuple[str, int, float]]:
+    """(metric, document, value) of a line."""
+    for metric in sample["metrics"]:
+        value, kind = sample[metric], sample.get("filter", "none")
+        if isinstance(value, int | float) and math.isfinite(value):
+            name = metric if kind == "none" else f"{metric}, {kind}"
+            yield name, int(sample["doc_id"]), float(value)
 
 
 def compare_documents(

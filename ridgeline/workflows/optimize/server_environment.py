@@ -21,7 +21,7 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
-from ridgeline.errors import CannotRun
+from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.accepted_prompts import COMMON_WORDS, Vocabulary
 from ridgeline.measure.client.http_target import authorization, key_refused
@@ -300,3 +300,7 @@ def _first_model(url: str, api_key: str | None) -> str:
         if error.code in NEEDS_KEY:
             raise key_refused(url, error.code, api_key) from None
         raise CannotRun("the server lists no models", value=url, fix=str(error)) from None
+    except (OSError, LookupError, TypeError, *DECODE_ERRORS) as error:
+        raise CannotRun(
+            "the server's list of models cannot be read", value=request.full_url, fix=str(error)
+        ) from None

@@ -29,7 +29,7 @@ from ridgeline.optimize.drivers.kubernetes.rights import COPY_SUFFIX
 from ridgeline.optimize.drivers.kubernetes.workload import KubernetesWorkload
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import ServerCommand, free_port
-from ridgeline.optimize.drivers.shell import run, shell_line, uninterrupted
+from ridgeline.optimize.drivers.shell import parse_json, run, shell_line, uninterrupted
 from ridgeline.optimize.external.server_flags import spell_out
 
 LABEL = "ridgeline/copy-of"
@@ -214,11 +214,13 @@ class KubernetesCopyDriver:
 
     def _refuse_other_owner(self) -> None:
         """Raise CannotRun if the copy's name belongs to someone; delete a copy left behind."""
-        words = ("get", "deployment", self._copy, "--ignore-not-found", "--output", "json")
-        text = run(self._kubectl(*words)).strip()
+        words = self._kubectl(
+            *("get", "deployment", self._copy, "--ignore-not-found", "--output", "json")
+        )
+        text = run(words).strip()
         if not text:
             return
-        labels = json.loads(text)["metadata"].get("labels") or {}
+        labels = parse_json(words, text)["metadata"].get("labels") or {}
         if labels.get(LABEL) != self._name:
             raise CannotRun(
                 f"a Deployment of the copy's name exists, and it is not Ridgeline's: {self._copy}",

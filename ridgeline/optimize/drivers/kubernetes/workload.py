@@ -16,7 +16,7 @@ from typing import Any
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
-from ridgeline.optimize.drivers.shell import run
+from ridgeline.optimize.drivers.shell import run, run_json
 from ridgeline.optimize.external.server_flags import load_server_flags
 
 KINDS = ("deployment", "statefulset")
@@ -215,12 +215,10 @@ class KubernetesWorkload:
 
     def _all_pods(self) -> list[dict[str, Any]]:
         selector = ",".join(f"{key}={value}" for key, value in sorted(self._labels.items()))
-        return list(
-            json.loads(run(self._kubectl("get", "pods", "-l", selector, "-o", "json")))["items"]
-        )
+        return list(run_json(self._kubectl("get", "pods", "-l", selector, "-o", "json"))["items"])
 
     def _get(self, kind: str, name: str) -> dict[str, Any]:
-        return dict(json.loads(run(self._kubectl("get", kind, name, "-o", "json"))))
+        return dict(run_json(self._kubectl("get", kind, name, "-o", "json")))
 
     def _kubectl(self, *words: str) -> tuple[str, ...]:
         return ("kubectl", "--namespace", self._namespace, *words)
