@@ -32,6 +32,7 @@ _ERRORS = {
     408: "The body did not arrive in time, or timeout_ms passed",
     409: "Not possible in the current state",
     413: "Too large",
+    415: "The body is compressed",
     429: "The key's budget is used up",
     431: "The headers are too large",
     500: "The engine failed on this request",
@@ -39,7 +40,7 @@ _ERRORS = {
     507: "The disk of the batch store is full",
 }
 _ANY_REQUEST = (401, 403, 431, 500, 503)
-_WITH_BODY = (400, 404, 408, 413, 429)
+_WITH_BODY = (400, 404, 408, 413, 415, 429)
 _RETRY_AFTER = {
     "Retry-After": {
         "description": "Seconds until a retry is worthwhile.",

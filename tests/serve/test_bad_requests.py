@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import httpx
@@ -279,3 +280,30 @@ async def test_one_bad_prompt_of_a_list_aborts_the_others(
 ) -> None:
     await refused(http, COMPLETIONS, {"prompt": ["!stuck", "x" * 1000]})
     assert len(engine.aborted) == 1 and not engine.ended  # the bad one was never submitted
+
+
+JSON_ROUTES = (
+    COMPLETIONS, CHAT, "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank", "/v1/score",
+    "/tokenize", "/detokenize",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "zstd", "gzip, gzip", "GZIP"])
+@pytest.mark.parametrize("path", JSON_ROUTES)
+async def test_compressed_body_is_refused_with_the_reason(
+    http: httpx.AsyncClient, path: str, encoding: str
+) -> None:
+    body = gzip.compress(b'{"prompt": "hi"}')
+    reply = await http.post(path, content=body, headers={"content-encoding": encoding})
+    assert reply.status_code == 415, reply.text
+    message = reply.json()["error"]["message"]
+    assert f"Content-Encoding: {encoding}" in message and "fix: send it as it is" in message
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", " Identity "])
+async def test_body_that_is_not_compressed_may_say_so(
+    http: httpx.AsyncClient, encoding: str
+) -> None:
+    headers = {"content-encoding": encoding}
+    body = {"model": "fake", "prompt": "hi", "max_tokens": 1}
+    assert (await http.post(COMPLETIONS, json=body, headers=headers)).status_code == 200

@@ -99,6 +99,27 @@ async def test_effort_and_thinking_reach_the_template(
     assert engine.tokenizer.variables == {"reasoning_effort": "high", "enable_thinking": True}
 
 
+@pytest.mark.parametrize("effort", ["low", "medium", "high", "xhigh", "max", None])
+async def test_every_effort_of_the_api_is_taken(http: httpx.AsyncClient, effort: str) -> None:
+    fields = {"output_config": {"effort": effort}}
+    assert (await http.post("/v1/messages", json={**BODY, **fields})).status_code == 200
+
+
+@pytest.mark.parametrize("effort", ["", "High", "minimal", "very high", 1, ["low"], "l" * 5000])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_unknown_effort_is_refused_with_those_of_the_api(
+    http: httpx.AsyncClient, effort: Any, path: str
+) -> None:
+    body = {"model": "fake", "messages": BODY["messages"], "output_config": {"effort": effort}}
+    reply = await http.post(path, json={"max_tokens": 4, **body} if "count" not in path else body)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error" and len(error["message"]) < 500
+    assert "output_config.effort" in error["message"]
+    for known in ("low", "medium", "high", "xhigh", "max"):
+        assert f"'{known}'" in error["message"]
+
+
 async def test_fields_without_effect_are_named(engine: FakeEngine, http: httpx.AsyncClient) -> None:
     fields = {
         "metadata": {"user_id": "u"},

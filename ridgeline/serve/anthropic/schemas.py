@@ -133,7 +133,7 @@ class OutputConfig(OpenBody):
     """Structured output, and the effort, which the chat template gets as `reasoning_effort`."""
 
     format: JsonOutputFormat | None = None
-    effort: Name | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class CountTokensRequest(OpenBody):

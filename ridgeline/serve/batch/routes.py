@@ -124,7 +124,7 @@ _BATCH_LINKS = {name: _link(name, "batch_id") for name in ("get_batch", "cancel_
     summary="Upload an input file",
     operation_id="upload_file",
     response_model=FileObject,
-    responses=error_responses(400, 408, 413, 507) | {200: {"links": _UPLOAD_LINKS}},
+    responses=error_responses(400, 408, 413, 415, 507) | {200: {"links": _UPLOAD_LINKS}},
     openapi_extra=_UPLOAD_BODY,
 )
 async def upload_file(request: Request, batches: BatchesDep) -> Response:

@@ -20,6 +20,7 @@ from ridgeline.serve.batch.files import CHUNK_BYTES, Upload
 from ridgeline.serve.batch.records import MAX_FILE_BYTES, StoredFile
 from ridgeline.serve.batch.schemas import EXPIRY_LIMITS_S
 from ridgeline.serve.batch.store import BatchStore
+from ridgeline.serve.bodies.routing import refuse_compressed
 from ridgeline.serve.errors import ApiError, ClientDisconnected
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class UploadForm:
 async def receive_file(
     request: Request, store: BatchStore, now_s: float, tenant: str = ""
 ) -> StoredFile:
-    """Store the file of `POST /v1/files`; ApiError 400 or 413 if it cannot be accepted."""
+    """Store the file of `POST /v1/files`; ApiError 400, 413 or 415 if it cannot be accepted."""
+    refuse_compressed(request.headers.get("content-encoding", ""))
     await asyncio.to_thread(check_room, store)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + _FORM_BYTES:

@@ -40,6 +40,8 @@ from ridgeline.serve.generation.resume import (
     read_resume_point,
 )
 
+_CLOSE = {"connection": "close"}
+
 
 class BodyLimits(msgspec.Struct, frozen=True):
     """Largest JSON body, and how long it may take to arrive. In `app.state.body_limits`."""
@@ -51,9 +53,9 @@ class BodyLimits(msgspec.Struct, frozen=True):
 class JsonRequest(Request):
     """A request whose body is JSON.
 
-    `body` raises ApiError 413 before more than `max_bytes` are in memory, 503 if all bodies that
-    are held leave no room for it, and 408 if it takes longer than `timeout_s` to arrive. `json`
-    raises 400 for a body with too many values before it is parsed.
+    `body` raises ApiError 415 for a compressed body, 413 before more than `max_bytes` are in
+    memory, 503 if all bodies that are held leave no room for it, and 408 if it takes longer than
+    `timeout_s` to arrive. `json` raises 400 for a body with too many values before it is parsed.
     """
 
     reservation: BodyReservation
@@ -61,6 +63,7 @@ class JsonRequest(Request):
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
             limits: BodyLimits = self.app.state.body_limits
+            refuse_compressed(self.headers.get("content-encoding", ""))
             declared = self.headers.get("content-length", "")
             if declared.isdecimal() and int(declared) > limits.max_bytes:
                 raise _too_large(limits)
@@ -69,7 +72,7 @@ class JsonRequest(Request):
                     self._body = await self._read(limits)
             except TimeoutError:
                 message = f"the request body did not arrive within {limits.timeout_s:g} s"
-                raise ApiError(408, message, headers={"connection": "close"}) from None
+                raise ApiError(408, message, headers=_CLOSE) from None
         return self._body
 
     async def json(self) -> Any:
@@ -139,6 +142,13 @@ def _parse(body: bytes, max_values: int) -> Any:
         message = f"the JSON of the request body has too many fields: {len(fields)}"
         raise ApiError(400, f"{message}; limit: {MAX_FIELDS}; fix: leave unknown fields out")
     return fields
+
+
+def refuse_compressed(encoding: str) -> None:
+    """ApiError 415 for a body whose Content-Encoding says that it is compressed."""
+    if encoding.strip().lower() not in ("", "identity"):
+        message = f"a request body cannot be compressed; got Content-Encoding: {encoding[:40]}"
+        raise ApiError(415, f"{message}; fix: send it as it is", headers=_CLOSE)
 
 
 def _too_large(limits: BodyLimits) -> ApiError:

@@ -80,6 +80,21 @@ def test_markdown_becomes_elements_and_html_stays_text(page: Page) -> None:
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_copy_button_covers_no_code(page: Page, width: int) -> None:
+    """A line that is longer than the block scrolls next to the button, not under it."""
+    page.set_viewport_size({"width": width, "height": 800})
+    answer_with(page, sse([{"content": f"```python\n{'x = 1  # ' + 'long ' * 80}\n```\n"}]))
+    send(page, "how?")
+    block = page.locator(".answer .code")
+    code, button = (block.locator(name).bounding_box() for name in ("pre", "button"))
+    assert code is not None and button is not None
+    assert code["x"] + code["width"] <= button["x"]
+    assert block.locator("pre").evaluate("pre => pre.scrollWidth > pre.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@needs_browser
 @pytest.mark.parametrize(
     "deltas",
     [
