@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
 from ridgeline.report import svg
@@ -82,6 +85,48 @@ def test_marks_that_would_hide_each_other_stay_inside_the_chart() -> None:
         for b in shown[:i]
     )
     assert nearest >= TOO_NEAR - 1e-9
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_names_of_roofs_hide_no_mark_and_no_other_name(width: int) -> None:
+    """Marks of a decode phase lie right below the bandwidth roof, where its name used to stand."""
+    from ridgeline.report.roofline_chart import Box, _roof_labels, _scales
+
+    peaks = Peaks(
+        flops_s=5e11,
+        bytes_s=6e10,
+        dtype="float32",
+        source="a test",
+        flops_s_by_dtype={"bfloat16": 6e11, "int8": 2e12},
+    )
+    rng = random.Random(0)
+    for _ in range(100):
+        speeds = [(rng.uniform(1, 400), rng.uniform(0.2, 1.0)) for _ in range(8)]
+        points = [
+            RooflinePoint(
+                name="a phase",
+                phase="decode",
+                intensity=intensity,
+                achieved_flops_s=share * min(5e11, 6e10 * intensity),
+                achieved_bytes_s=1e9,
+                roof_flops_s=5e11,
+                time_s=1.0,
+                num_steps=1,
+            )
+            for intensity, share in speeds
+        ]
+        x, y = _scales(width, points, peaks)
+        marks = [(x(point.intensity), y(point.achieved_flops_s / 1e9)) for point in points]
+        labels = []
+        for text in _roof_labels(x, y, peaks, marks):
+            found = re.search(r'x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">(.*)</text>', text)
+            assert found is not None, text
+            at = float(found[1]), float(found[2])
+            labels.append(Box.of_text(found[4], at, found[3]))
+        for number, box in enumerate(labels):
+            assert box.left >= 0 and box.right <= width
+            hidden = [mark for mark in marks if box.overlaps(Box(*mark, *mark))]
+            assert not hidden and not any(map(box.overlaps, labels[:number]))
 
 
 def test_distribution_has_a_log_axis_only_for_a_wide_range() -> None:
