@@ -25,6 +25,8 @@ READERS = (
     "ridgeline.measure.results",
     "ridgeline.measure.workload",
     "ridgeline.plan",
+    "ridgeline.hardware",
+    "ridgeline.fleet.ray.fleet_file",
     "jinja2",
 )
 """Only these are instrumented: the rest of what they import would take minutes."""

@@ -9,6 +9,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,14 +22,20 @@ from ridgeline.engine.checkpoints.safetensors import entries_of, read_header
 from ridgeline.engine.generation_config import read_sampling_defaults
 from ridgeline.engine.tokenization.chat import Chat, JinjaTemplate
 from ridgeline.engine.tokenization.tokenizer import load_tokenizer
+from ridgeline.errors import UserError
+from ridgeline.fleet.ray.fleet_file import read_fleet_file
+from ridgeline.hardware.catalogue import load_catalogue, load_device_prices
 from ridgeline.measure.results.event_log import read_log
 from ridgeline.measure.results.readers import read_result
 from ridgeline.measure.workload.jsonl import read_workload
+from ridgeline.measure.workload.traces import azure, burstgpt, mooncake
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.families.shapes import shape_config, shape_table
 from ridgeline.plan.calibration.calibration import load_calibration
+from ridgeline.plan.calibration.remote_server import load_server_times
+from ridgeline.plan.cost.api_prices import load_prices
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.workflows.optimize.optimize import ladder_of
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_text
@@ -390,6 +397,60 @@ WORKLOAD = (
 )
 
 
+FLEET = b"""host = "0.0.0.0"
+port = 8080
+route = ["--policy", "prefix-aware"]
+stock = "h100-sxm=2,l4=4"
+[[models]]
+model = "demo"
+replicas = 2
+max_replicas = 6
+target_in_flight = 8
+serve = ["--max-num-seqs", "8"]
+resources = { rack = 1 }
+[[models]]
+model = "llama-3.1-8b"
+rate = 4.0
+input_len = 2048
+quantization = "fp8"
+"""
+TRACES = (
+    b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n",
+    b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,472,18,490,x\n",
+    b'{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n',
+)
+PRICES = b"""[[price]]
+device = "h100-sxm"
+provider = "a cloud"
+commitment = "on demand"
+usd_per_hour = 3.0
+source = "a price list"
+as_of = "2026-11-01"
+"""
+
+
+def _read_trace(path: Path) -> None:
+    for read in (azure, burstgpt, mooncake):
+        with suppress(UserError):
+            read(str(path))
+
+
+def _read_tables(path: Path) -> None:
+    """Of devices, of their prices, and of those of providers."""
+    text = path.read_bytes().decode("utf-8", "replace")
+    for read in (load_device_prices, load_prices, load_catalogue):
+        with suppress(UserError):
+            read(text)
+
+
+def _tables() -> list[bytes]:
+    from importlib.resources import files
+
+    names = ("hardware/catalogue.toml", "plan/cost/api_prices.toml")
+    shipped = [files("ridgeline").joinpath(name).read_bytes() for name in names]
+    return [PRICES, *(data[:6000].rpartition(b"\n[[")[0] for data in shipped)]
+
+
 def _lines(rng: random.Random, data: bytes) -> bytes:
     lines = data.splitlines()
     at = rng.randrange(len(lines))
@@ -429,6 +490,12 @@ TARGETS: dict[str, Target] = {
     "calibration": Target(
         _file("c.json", load_calibration), lambda: [dump({"version": 1})], _json_or_bytes
     ),
+    "server_calibration": Target(
+        _file("c.json", load_server_times), lambda: [dump({"version": 1})], _json_or_bytes
+    ),
+    "fleet_toml": Target(_file("f.toml", read_fleet_file), lambda: [FLEET], _text_or_bytes),
+    "trace": Target(_file("t", _read_trace), lambda: [*TRACES], _text_or_bytes),
+    "tables": Target(_file("t.toml", _read_tables), _tables, _text_or_bytes),
     "request": Target(read_request, request_seeds, mutate_request, in_memory=True),
     "sse": Target(read_stream, stream_seeds, mutate_stream, in_memory=True),
 }
