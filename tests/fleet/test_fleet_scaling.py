@@ -309,6 +309,23 @@ def test_rate_beyond_every_stock_is_refused(tmp_path: Path, rate: str) -> None:
         pack_fleet(read_fleet_file(write(tmp_path, text)))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("input_len = 100_000", r"longer than the context.*100,000 \+ 256.*2,048"),
+        ("input_len = 2000\noutput_len = 100", "longer than the context"),
+        ('serve = ["--max-model-len", "1k"]', r"shorter than its requests.*>= .*1,280"),
+        ('serve = ["--max-model-len=64"]', "shorter than its requests"),
+    ],
+)
+def test_requests_that_no_server_could_take_are_refused(
+    tmp_path: Path, fields: str, message: str
+) -> None:
+    text = f'stock = "l4=1"\n[[models]]\nmodel = "demo"\nrate = 1.0\n{fields}'
+    with pytest.raises(BadInput, match=message):
+        pack_fleet(read_fleet_file(write(tmp_path, text)))
+
+
 def test_stock_that_does_not_suffice_is_refused(tmp_path: Path) -> None:
     text = 'stock = "l4=1"\n[[models]]\nmodel = "llama-3.1-70b"\nrate = 1.0'
     with pytest.raises(DoesNotFit):

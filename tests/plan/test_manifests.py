@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -100,6 +102,25 @@ def test_ray_manifests_match_the_plan() -> None:
     (worker,) = pod["containers"]
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert cluster["rayVersion"] in worker["image"]
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2)], ids=str)
+def test_manifests_fit_the_schemas_of_kubernetes_and_kuberay(layout: Layout) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    jsonschema = pytest.importorskip("jsonschema")
+    files = dict(written(start(layout=layout)).files)
+    (service,) = yaml.safe_load_all(files.pop("ray-service.yaml"))
+    schemas = json.loads((Path(__file__).parents[1] / "operate/kuberay_crds.json").read_text())
+    jsonschema.validate(service, schemas["RayService"])
+    cluster = service["spec"]["rayClusterConfig"]
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]}
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+    ]
+    del files["ray-serve.yaml"]
+    assert len(files) == 3 and len(pods) == 2
+    for item in [*pods, *(o for text in files.values() for o in yaml.safe_load_all(text))]:
+        validate.validate(item, "1.36", strict=True)
 
 
 def test_images_are_pinned() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cli.main import main
-from ridgeline.errors import DoesNotFit
+from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.plan.calibration.published_efficiency import efficiency_of
 from ridgeline.plan.fleet.packing import MAX_BUSY, Tenant, pack, replicas_of, usable_bytes
@@ -45,6 +45,12 @@ def test_small_models_share_a_device_and_large_ones_get_the_large_device() -> No
     where = {replica.model: device.name for device in found.devices for replica in device.replicas}
     assert where["qwen2.5-32b"] == "h100-sxm"
     assert len(found.devices) <= 2
+
+
+def test_requests_beyond_the_context_are_refused() -> None:
+    tenants = [Tenant(model="llama-3.1-8b", rate=0.1, isl=131_000, osl=100)]
+    with pytest.raises(BadInput, match=r"longer than the context.*131,000 \+ 100.*131,072"):
+        pack(tenants, {"h100-sxm": 1}, ROWS)
 
 
 def test_load_beyond_one_device_is_split_into_replicas() -> None:

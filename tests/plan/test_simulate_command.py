@@ -54,6 +54,19 @@ def test_more_replicas_reduce_tpot(capsys: pytest.CaptureFixture[str]) -> None:
     assert four["device_hours"] == pytest.approx(4 * four["duration_s"] / 3600)
 
 
+@pytest.mark.parametrize("model", ["own", "further"])
+def test_requests_beyond_the_context_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text('[[model]]\nmodel = "llama-3.2-1b"\nrate = 1.0\nisl = 131072\n')
+    is_own = model == "own"
+    words = ["--input-len", "131072"] if is_own else ["--further-models", str(path)]
+    assert main([*SMALL, *words]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "longer than the context" in error and "131,072 tokens" in error
+
+
 def test_decode_replicas_are_part_of_the_replicas(capsys: pytest.CaptureFixture[str]) -> None:
     split = simulated(capsys, "--replicas", "3", "--decode-replicas", "1")
     assert split["most_replicas"] == 3

@@ -26,7 +26,7 @@ from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
-from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION
+from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION, require_context
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
 from ridgeline.plan.step_time.predict import OperatingPoint, time_point
 from ridgeline.plan.step_time.replica import Replica, build_replica
@@ -161,8 +161,11 @@ def pack(
 ) -> Packing:
     """Place every tenant on the devices of `stock` (device name → count).
 
-    Raises DoesNotFit naming the first tenant without room.
+    Raises DoesNotFit naming the first tenant without room, or BadInput for one whose requests are
+    longer than its model's context.
     """
+    for tenant in tenants:
+        require_context(load_planning_spec(tenant.model), tenant.isl, tenant.osl)
     devices = [
         PackedDevice(
             name=name, usable_bytes=usable_bytes(catalogue[name]), node=index // NODE_DEVICES

@@ -28,7 +28,7 @@ from ridgeline.plan.fleet.cache_needs import cache_needs
 from ridgeline.plan.fleet.demand import Demand, meets_slo
 from ridgeline.plan.fleet.queueing import PoissonLoad, load_in_flight
 from ridgeline.plan.step_time.adapters import NO_ADAPTERS, AdapterLoad
-from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
+from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget, require_context
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
 from ridgeline.plan.step_time.predict import (
     OperatingPoint,
@@ -158,13 +158,7 @@ def search(
 
 def check_demand(spec: ModelSpec, demand: Demand) -> None:
     """Raise BadInput if a request would not fit the model's context."""
-    if demand.longest > spec.max_positions:
-        raise BadInput(
-            "the workload is longer than the model's context",
-            value=f"{demand.longest} tokens",
-            limit=spec.max_positions,
-            fix="choose another workload, or a model with a longer context",
-        )
+    require_context(spec, demand.longest)
 
 
 def _check_slo(slo: Slo, demand: Demand) -> None:

@@ -14,8 +14,9 @@ import msgspec
 
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, fitting_model_len, kv_budget
-from ridgeline.errors import DoesNotFit
+from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.modelspec.cost.parameters import largest_mlp
+from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.calibration import Calibration
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import KvEviction
@@ -155,6 +156,18 @@ def held_tokens(policy: KvEviction | None, num_prompt: int, num_tokens: int) -> 
     """
     eviction = SequenceEviction.of(policy, num_prompt, BLOCK_SIZE)
     return num_tokens if eviction is None else num_tokens - eviction.dropped_at(num_tokens)
+
+
+def require_context(spec: ModelSpec, *tokens: int) -> None:
+    """Raise BadInput unless the model's context holds a request. `tokens`: its length, or those of
+    its prompt and of its answer."""
+    if sum(tokens) > spec.max_positions:
+        raise BadInput(
+            f"requests are longer than the context of {spec.name}",
+            value=" + ".join(f"{num:,}" for num in tokens) + " tokens",
+            limit=f"{spec.max_positions:,} tokens",
+            fix="plan for shorter requests, or for a model with a longer context",
+        )
 
 
 def require_fit(machine: Replica, budget: MemoryBudget, context: int, num_seqs: int = 1) -> None:

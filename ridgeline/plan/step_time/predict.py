@@ -46,6 +46,7 @@ from ridgeline.plan.step_time.memory import (
     MemoryLimits,
     held_tokens,
     memory_budget,
+    require_context,
     require_fit,
 )
 from ridgeline.plan.step_time.mixed_steps import MixedSteps, max_chunks, num_chunks
@@ -281,13 +282,8 @@ def predict_on(
 ) -> Prediction:
     """Predict an operating point on an existing replica; the point's model, device and layout are
     ignored."""
+    require_context(machine.spec, point.isl, point.osl)
     context = point.isl + point.osl
-    if context > machine.spec.max_positions:
-        raise BadInput(
-            "the workload is longer than the model's context",
-            value=f"{point.isl} + {point.osl} tokens",
-            limit=machine.spec.max_positions,
-        )
     tokens = point.tokens_per_step(machine)
     fits = memory_budget(machine, limits or _memory_limits(machine, point))
     if point.kv_eviction is None:

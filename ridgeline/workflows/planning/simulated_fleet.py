@@ -42,7 +42,13 @@ from ridgeline.plan.simulate.records import (
     ReplicaConfig,
 )
 from ridgeline.plan.step_time.adapters import with_adapters
-from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryLimits, memory_budget, require_fit
+from ridgeline.plan.step_time.memory import (
+    BLOCK_SIZE,
+    MemoryLimits,
+    memory_budget,
+    require_context,
+    require_fit,
+)
 from ridgeline.plan.step_time.parallel_layout import layout_from
 from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
@@ -297,6 +303,7 @@ def _scheduler_factory(
     of slots and blocks."""
     fits = memory_budget(model, memory)
     num_parts = model.layout.pp * model.layout.num_attention
+    require_context(model.spec, longest_request)
     policy = options.kv_eviction_config
     check_model_evicts(policy, model.spec)
     if policy is None or policy.needs_scores:  # these have the whole prompt in the cache
@@ -304,7 +311,7 @@ def _scheduler_factory(
     limits = SchedulerLimits(
         max_num_seqs=math.ceil(memory.max_num_seqs / model.layout.pp),
         max_num_batched_tokens=memory.max_num_batched_tokens,
-        max_model_len=min(model.spec.max_positions, max(longest_request, 1)),
+        max_model_len=longest_request,
         kv_layout=model.cost.layout,
         kv_eviction=policy,
         background_tokens=options.background_tokens,

@@ -76,17 +76,24 @@ def _given(model: FleetModel, flag: str) -> str | None:
 
 
 def _max_model_len(model: FleetModel) -> int:
-    """Tokens of the longest request that a server takes."""
-    given = _given(model, "--max-model-len")
-    if given is not None:
-        try:
-            return parse_count(given)
-        except ValueError:
-            raise BadInput(
-                "--max-model-len in `serve` is not a number of tokens", value=given
-            ) from None
-    longest = _LONGEST_REQUEST * (model.input_len + model.output_len)
-    return min(longest, load_planning_spec(model.model).max_positions)
+    """Tokens of the longest request that a server takes: at least those of the mean one."""
+    given, mean = _given(model, "--max-model-len"), model.input_len + model.output_len
+    if given is None:
+        return min(_LONGEST_REQUEST * mean, load_planning_spec(model.model).max_positions)
+    try:
+        longest = parse_count(given)
+    except ValueError:
+        raise BadInput(
+            "--max-model-len in `serve` is not a number of tokens", value=given
+        ) from None
+    if longest < mean:
+        raise BadInput(
+            f"--max-model-len of {model.name} is shorter than its requests",
+            value=f"{longest:,} tokens",
+            limit=f">= input_len + output_len = {mean:,}",
+            fix="raise it, or leave it out",
+        )
+    return longest
 
 
 def _entry(
