@@ -17,12 +17,12 @@ from ridgeline.serve.service import ServiceDep
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
-_OPERATIONS: tuple[tuple[str, type[Any], Any], ...] = (
-    ("messages", ChatCompletionRequest, create_chat_completion),
-    ("prompt", CompletionRequest, create_completion),
-    ("input", EmbeddingRequest, create_embeddings),
+_OPERATIONS: tuple[tuple[str, str, type[Any], Any], ...] = (
+    ("messages", "/v1/chat/completions", ChatCompletionRequest, create_chat_completion),
+    ("prompt", "/v1/completions", CompletionRequest, create_completion),
+    ("input", "/v1/embeddings", EmbeddingRequest, create_embeddings),
 )
-"""Field that tells the bodies apart, model of the body, and the operation."""
+"""Field that tells the bodies apart, path and model of the body, and the operation."""
 
 
 @router.post(
@@ -42,8 +42,9 @@ _OPERATIONS: tuple[tuple[str, type[Any], Any], ...] = (
     },
 )
 async def invoke(body: dict[str, Any], request: Request, service: ServiceDep) -> Response:
-    for field, model, operation in _OPERATIONS:
+    for field, path, model, operation in _OPERATIONS:
         if field in body:
+            request.state.path = path
             try:
                 checked = model.model_validate(body)
             except ValidationError as error:

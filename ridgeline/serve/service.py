@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 from weakref import WeakSet
@@ -26,7 +27,7 @@ from ridgeline.serve.config import LIMITS, model_name
 from ridgeline.serve.context.selection import CompressedTexts
 from ridgeline.serve.drain import DrainState
 from ridgeline.serve.engine_protocol import ServedEngine
-from ridgeline.serve.errors import ApiError, check_limit
+from ridgeline.serve.errors import ApiError, ClientDisconnected, check_limit
 from ridgeline.serve.generation.handover import (
     TRANSFER_FIELD,
     TRANSFER_KEY,
@@ -67,7 +68,7 @@ from ridgeline.serve.model_group import ModelGroup
 from ridgeline.serve.response_cache.cache import FoundAnswer, ResponseCache, response_key
 from ridgeline.serve.response_cache.replay import AnswerRecorder, AnswerReplay
 from ridgeline.serve.response_cache.semantic import SemanticIndex, open_index, place_of
-from ridgeline.serve.telemetry.base import OPERATIONS, NoTelemetry, RequestRecord, Telemetry
+from ridgeline.serve.telemetry.base import NoTelemetry, RequestRecord, Telemetry, operation_of
 from ridgeline.similarity import MAX_QUESTION_TOKENS
 
 RESPONSE_CACHE_HEADER = "x-ridgeline-response-cache"
@@ -214,7 +215,7 @@ class Service:
             self.metrics,
             interval=self.options.stream_interval if streamed else math.inf,
             max_unread_chars=MAX_UNREAD_CHARS if streamed else math.inf,
-            on_end=self._recorder(http_request, request),
+            on_end=self._recorder(http_request, request, is_streamed=streamed),
         )
         self._streams.add(stream)
         return stream
@@ -331,19 +332,20 @@ class Service:
         return "" if options.model in (None, self.name) else str(options.model)
 
     def _recorder(
-        self, http_request: Request, request: GenerationRequest
+        self, http_request: Request, request: GenerationRequest, *, is_streamed: bool
     ) -> Callable[[RequestTimes], None] | None:
         """A function that exports the request when it has ended; None without telemetry."""
-        telemetry, sampling = self.telemetry, request.sampling
+        telemetry = self.telemetry
         if isinstance(telemetry, NoTelemetry):
             return None
-        path: str = http_request.scope["path"]
+        operation = operation_of(http_request)
         traceparent = http_request.headers.get("traceparent", "")
 
         def record(times: RequestTimes) -> None:
+            is_migrated = request.is_resumable and times.error == "503"
             telemetry.end_request(
                 RequestRecord(
-                    operation=OPERATIONS.get(path, path),
+                    operation=operation,
                     model=request.adapter or self.name,
                     request_id=request.id,
                     began_ns=times.began_ns,
@@ -354,17 +356,44 @@ class Service:
                     cached_tokens=times.usage.cached_tokens,
                     output_tokens=times.usage.completion_tokens,
                     finish_reasons=times.reasons,
-                    max_tokens=sampling.max_tokens,
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
+                    sampling=request.sampling,
+                    is_streamed=is_streamed,
                     slo_class=request.scheduling.slo_class,
                     is_resumed=request.resume is not None,
-                    error=times.error,
+                    resumed_tokens=sum(map(len, request.resume.tokens)) if request.resume else 0,
+                    is_migrated=is_migrated,
+                    error="" if is_migrated else times.error,
                     traceparent=traceparent,
                 )
             )
 
         return record
+
+    @contextlib.contextmanager
+    def exported(self, http_request: Request, request_id: str, num_tokens: int) -> Iterator[None]:
+        """Export what runs inside, a request of `num_tokens` that samples none."""
+        began_ns, error = time.time_ns(), ""
+        try:
+            yield
+        except ClientDisconnected:
+            error = "cancelled"
+            raise
+        except Exception as failure:
+            error = str(getattr(failure, "status_code", type(failure).__name__))
+            raise
+        finally:
+            self.telemetry.end_request(
+                RequestRecord(
+                    operation=operation_of(http_request),
+                    model=self.name,
+                    request_id=request_id,
+                    began_ns=began_ns,
+                    ended_s=(time.time_ns() - began_ns) / 1e9,
+                    input_tokens=num_tokens,
+                    error=error,
+                    traceparent=http_request.headers.get("traceparent", ""),
+                )
+            )
 
     def charge_request(self, caller: Caller) -> None:
         """Charge a request to a key before its body is read; ApiError 429 if it is over budget."""

@@ -17,6 +17,7 @@ from ridgeline.serve.app import create_app
 from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER, RESUME_FIELD
 from tests.serve.conftest import running
 from tests.serve.fake_engine import FakeEngine
+from tests.serve.test_telemetry import Recorder
 
 MESSAGES = [{"role": "user", "content": "import os"}]
 TOOL = {
@@ -199,8 +200,9 @@ async def test_malformed_resume_points_are_refused(http: httpx.AsyncClient, poin
 
 
 async def test_stopping_server_asks_to_continue_elsewhere() -> None:
-    engine = FakeEngine()
+    engine, recorder = FakeEngine(), Recorder()
     app = create_app(engine)
+    app.state.service.telemetry = recorder
     body = {"prompt": "!slow", "max_tokens": 200, "stream": True}
     with running(app) as url:
         async with httpx.AsyncClient(base_url=url) as http:
@@ -215,3 +217,4 @@ async def test_stopping_server_asks_to_continue_elsewhere() -> None:
                         received += chunk
                 assert received.endswith(ends)
                 assert (b"error" in received) == (not headers)
+    assert [(r.is_migrated, r.error) for r in recorder.records] == [(True, ""), (False, "503")]

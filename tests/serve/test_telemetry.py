@@ -12,12 +12,21 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from ridgeline.config.server import ServerOptions
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, EngineFull
+from ridgeline.records import Sampling
 from ridgeline.serve.app import create_app
 from ridgeline.serve.telemetry import open_telemetry
-from ridgeline.serve.telemetry.base import NoRouteSpan, NoTelemetry, RequestRecord, RouteSpan
+from ridgeline.serve.telemetry.base import (
+    OPERATIONS,
+    NoRouteSpan,
+    NoTelemetry,
+    RequestRecord,
+    RoutedRecord,
+    RouteSpan,
+)
 from ridgeline.serve.telemetry.emf import EmfTelemetry
 from tests.serve.fake_engine import FakeEngine
 
@@ -34,7 +43,8 @@ RECORD = RequestRecord(
     cached_tokens=4,
     output_tokens=11,
     finish_reasons=("stop",),
-    temperature=0.5,
+    sampling=Sampling(temperature=0.5, n=1, seed=3, max_tokens=11),
+    is_streamed=True,
     traceparent=PARENT,
 )
 
@@ -78,11 +88,55 @@ async def test_finished_request_is_recorded_once(
     assert reply.status_code == 200
     (record,) = recorder.records
     assert (record.operation, record.model, record.error) == ("chat", "fake", "")
-    assert record.traceparent == PARENT and record.max_tokens == 5
+    assert record.traceparent == PARENT and record.sampling is not None
+    assert record.sampling.max_tokens == 5
+    assert record.is_streamed is stream
     assert record.output_tokens > 0 and record.finish_reasons
     assert record.first_s is not None and record.started_s is not None
     assert 0 <= record.started_s <= record.first_s <= record.ended_s
     assert record.input_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "operation"),
+    [
+        ({"messages": [{"role": "user", "content": "hello"}]}, "chat"),
+        ({"prompt": "hello"}, "text_completion"),
+        ({"input": "hello"}, "embeddings"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/invocations", "own"])
+async def test_operation_is_what_was_asked_for(
+    client: httpx.AsyncClient, recorder: Recorder, body: dict[str, Any], operation: str, path: str
+) -> None:
+    own = next(path for path, name in OPERATIONS.items() if name == operation)
+    reply = await client.post(own if path == "own" else path, json=body,
+                              headers={"traceparent": PARENT})  # fmt: skip
+    assert reply.status_code == 200, reply.text
+    (record,) = recorder.records
+    assert (record.operation, record.error, record.traceparent) == (operation, "", PARENT)
+    assert record.input_tokens == reply.json()["usage"]["prompt_tokens"] > 0
+    assert (record.sampling is None) == (operation == "embeddings")
+
+
+async def test_request_that_the_engine_refuses_is_an_error(
+    client: httpx.AsyncClient, recorder: Recorder, engine: FakeEngine, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise EngineFull("full", reason="queue", retry_after_s=1.0)
+
+    monkeypatch.setattr(engine, "listen", refuse)
+    assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 503
+    (record,) = recorder.records
+    assert record.error == "EngineFull" and record.first_s is None
+    path = tmp_path / "emf.log"
+    telemetry = EmfTelemetry(str(path), "ridgeline")
+    for error in ("EngineFull", "cancelled", ""):
+        telemetry.end_request(replace(record, error=error))
+    telemetry.close()
+    line = json.loads(path.read_text())
+    assert (line["Requests"], line["Errors"]) == (3, 1)
 
 
 async def test_refused_request_is_no_record(client: httpx.AsyncClient, recorder: Recorder) -> None:
@@ -150,6 +204,10 @@ def test_collector_receives_a_span_with_genai_names(collector: Collector) -> Non
     assert values["gen_ai.usage.input_tokens"].int_value == 7
     assert values["gen_ai.usage.output_tokens"].int_value == 11
     assert values["gen_ai.usage.cache_read.input_tokens"].int_value == 4
+    assert values["gen_ai.request.temperature"].double_value == 0.5
+    assert values["gen_ai.request.seed"].int_value == 3
+    assert values["gen_ai.request.stream"].bool_value
+    assert not values.keys() & {"gen_ai.request.choice.count", "gen_ai.request.top_k"}
     events = {e.name: e.time_unix_nano - span.start_time_unix_nano for e in span.events}
     assert events == {"ridgeline.started": 100_000_000, "ridgeline.first_token": 250_000_000}
 
@@ -169,23 +227,49 @@ def test_collector_receives_the_server_metrics(collector: Collector) -> None:
         for scope in resource.scope_metrics
         for metric in scope.metrics
     }
-    sums = {name: metrics[name].histogram.data_points[0].sum for name in metrics}
+    sums = {
+        name: metric.histogram.data_points[0].sum
+        for name, metric in metrics.items()
+        if metric.HasField("histogram")
+    }
     assert sums["gen_ai.server.request.duration"] == 1.25
     assert sums["gen_ai.server.time_to_first_token"] == 0.25
     assert sums["gen_ai.server.time_per_output_token"] == pytest.approx(0.1)
-    tokens = metrics["gen_ai.client.token.usage"].histogram.data_points
-    assert {
-        attributes(point.attributes)["gen_ai.token.type"].string_value: point.sum
-        for point in tokens
-    } == {"input": 7, "output": 11}
+    usage = "gen_ai.client.inference.usage."
+    points = {name: metrics[name].sum.data_points[0] for name in metrics if name.startswith(usage)}
+    assert {name.removeprefix(usage): point.as_int for name, point in points.items()} == {
+        "input_tokens": 7,
+        "cache_read.input_tokens": 4,
+        "output_tokens": 11,
+    }
+    for point in points.values():
+        values = attributes(point.attributes)
+        assert values["gen_ai.token.modality"].string_value == "text"
+        assert values["gen_ai.request.model"].string_value == "demo"
+    assert sums["gen_ai.client.inference.operation.input_tokens"] == 7
+    assert sums["gen_ai.client.inference.operation.output_tokens"] == 11
 
 
 def test_backends_span_is_the_child_of_the_gateways(collector: Collector) -> None:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
     telemetry = open_telemetry(collector.url, None, service="ridgeline-route")
     span = telemetry.begin_route("/v1/completions", PARENT)
     version, trace_id, span_id, _ = span.traceparent.split("-")
     assert (version, trace_id) == ("00", PARENT.split("-")[1]) and span_id != PARENT.split("-")[2]
+    backend = "http://10.0.0.7:8000"
+    span.end(RoutedRecord(path="/v1/completions", began_ns=0, ended_s=1.0, status=200,
+                          backend=backend, num_attempts=2, is_resumed=True))  # fmt: skip
     telemetry.close()
+    request = ExportTraceServiceRequest.FromString(collector.bodies["/v1/traces"][0])
+    (exported,) = request.resource_spans[0].scope_spans[0].spans
+    assert exported.span_id.hex() == span_id and exported.name == "POST /v1/completions"
+    values = attributes(exported.attributes)
+    assert values["http.request.method"].string_value == "POST"
+    assert values["http.route"].string_value == values["url.path"].string_value
+    assert values["http.response.status_code"].int_value == 200
+    assert values["ridgeline.backend"].string_value == backend
+    assert values["ridgeline.attempts"].int_value == 2 and values["ridgeline.resumed"].bool_value
 
 
 @pytest.mark.slow  # the SDK tries for two seconds
@@ -196,6 +280,27 @@ def test_collector_that_is_away_ends_nothing() -> None:
     start_s = time.monotonic()
     telemetry.close()
     assert time.monotonic() - start_s < 10
+
+
+def test_tokens_of_another_server_count_once(collector: Collector, tmp_path: Path) -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+        ExportMetricsServiceRequest,
+    )
+
+    record = replace(RECORD, is_resumed=True, resumed_tokens=6)
+    assert record.tpot_s == pytest.approx(1.0 / 4)
+    path = tmp_path / "emf.log"
+    telemetry = open_telemetry(collector.url, str(path), service="ridgeline")
+    telemetry.end_request(record)
+    telemetry.close()
+    assert json.loads(path.read_text())["OutputTokens"] == 5
+    request = ExportMetricsServiceRequest.FromString(collector.bodies["/v1/metrics"][-1])
+    (metric,) = [
+        metric
+        for metric in request.resource_metrics[0].scope_metrics[0].metrics
+        if metric.name.endswith("usage.output_tokens")
+    ]
+    assert metric.sum.data_points[0].as_int == 5
 
 
 def test_minute_becomes_one_line_per_model(tmp_path: Path) -> None:

@@ -245,6 +245,7 @@ class ResponseStream:
                 )
             except Exception as error:  # later prompts were never submitted, and are not aborted
                 self._unfinished = {i: n for i, n in self._unfinished.items() if i < index}
+                self._error = error
                 if isinstance(error, BadGrammar):
                     raise grammar_error(error, request.grammar_field) from None
                 raise

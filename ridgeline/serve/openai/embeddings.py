@@ -62,8 +62,10 @@ async def create_embeddings(
     caller = caller_of(request.scope)
     budget = service.budgets.of(caller, service.now())
     rate_headers = service.charge_prompts(budget, prompts)
-    async with cancel_on_disconnect(request.receive):
-        vectors = await _embed(prompts, body, service, caller.name)
+    sent_id = request_id(request.headers, None, new_id("embd-"))
+    with service.exported(request, sent_id, num_tokens):
+        async with cancel_on_disconnect(request.receive):
+            vectors = await _embed(prompts, body, service, caller.name)
     for prompt in prompts:
         service.metrics.count_prompt(len(prompt.tokens))
     embeddings: EmbeddingResponse = {
@@ -75,7 +77,6 @@ async def create_embeddings(
         "model": service.name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    sent_id = request_id(request.headers, None, new_id("embd-"))
     headers = response_headers(sent_id, sorted(body.model_extra or {})) | rate_headers
     return json_response(embeddings, headers)
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from starlette.requests import HTTPConnection
+
+from ridgeline.records import Sampling
 
 Operation = str
 """`chat`, `text_completion`, `embeddings` or the path of another route."""
@@ -15,17 +18,25 @@ OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
-    "/invocations": "chat",
     "/v1/embeddings": "embeddings",
 }
+
+
+def operation_of(request: HTTPConnection) -> Operation:
+    """What the client asks for; `/invocations` has noted which route it stands for."""
+    path: str = request.scope["path"]
+    path = getattr(request.state, "path", path)
+    return OPERATIONS.get(path, path)
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A request that has ended.
 
     `began_ns` is Unix time; the rest are seconds after it: `started_s` on the engine, `first_s` the
-    first token, `ended_s` the end. None: it did not happen. `error` names what ended a request that
-    failed, as `http.500` or `cancelled`.
+    first token, `ended_s` the end. None: it did not happen. `resumed_tokens`: output that another
+    server has generated; `is_migrated`: another one continues it. `error` names what ended a
+    request that failed: an HTTP status, an exception, or `cancelled`. `sampling`: None where
+    nothing is sampled; `is_streamed`: its answer was sent in parts.
     """
 
     operation: Operation
@@ -38,19 +49,25 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    resumed_tokens: int = 0
     finish_reasons: tuple[str, ...] = ()
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    sampling: Sampling | None = None
+    is_streamed: bool = False
     slo_class: str = ""
     is_resumed: bool = False
+    is_migrated: bool = False
     error: str = ""
     traceparent: str = ""
 
     @property
+    def generated_tokens(self) -> int:
+        """Output tokens of this server."""
+        return self.output_tokens - self.resumed_tokens
+
+    @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first, over all choices."""
-        num_gaps = self.output_tokens - max(1, len(self.finish_reasons))
+        num_gaps = self.generated_tokens - max(1, len(self.finish_reasons))
         if self.first_s is None or num_gaps <= 0:
             return None
         return (self.ended_s - self.first_s) / num_gaps

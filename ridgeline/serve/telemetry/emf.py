@@ -45,10 +45,10 @@ class _Minute(msgspec.Struct):
     def add(self, record: RequestRecord) -> None:
         counts = self.counts
         counts["Requests"] += 1
-        counts["Errors"] += bool(record.error)
+        counts["Errors"] += record.error not in ("", "cancelled")
         counts["InputTokens"] += record.input_tokens
         counts["CachedTokens"] += record.cached_tokens
-        counts["OutputTokens"] += record.output_tokens
+        counts["OutputTokens"] += record.generated_tokens
         for name, seconds in (
             ("Duration", record.ended_s),
             ("TimeToFirstToken", record.first_s),

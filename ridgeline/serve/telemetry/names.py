@@ -1,11 +1,10 @@
-"""Names of OpenTelemetry's semantic conventions for generative AI, in one table.
+"""Names of OpenTelemetry's semantic conventions for generative AI (0.1.0), in one table.
 
-The conventions are in development and have moved before: this is the place to follow them.
+The conventions are in development and have moved before: this is the place to follow them. Metrics
+of tokens exist among those of clients alone.
 """
 
 from __future__ import annotations
-
-SCHEMA_URL = "https://opentelemetry.io/schemas/1.37.0"
 
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"
@@ -16,28 +15,43 @@ FINISH_REASONS = "gen_ai.response.finish_reasons"
 MAX_TOKENS = "gen_ai.request.max_tokens"
 TEMPERATURE = "gen_ai.request.temperature"
 TOP_P = "gen_ai.request.top_p"
+TOP_K = "gen_ai.request.top_k"
+SEED = "gen_ai.request.seed"
+NUM_CHOICES = "gen_ai.request.choice.count"
+FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+STREAMED = "gen_ai.request.stream"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 ERROR_TYPE = "error.type"
+HTTP_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
 HTTP_STATUS = "http.response.status_code"
 URL_PATH = "url.path"
-BACKEND = "server.address"
+URL_SCHEME = "url.scheme"
 
 # Ridgeline's own, where the conventions have none
 SLO_CLASS = "ridgeline.slo_class"
 RESUMED = "ridgeline.resumed"
+MIGRATED = "ridgeline.migrated"
 ATTEMPTS = "ridgeline.attempts"
+BACKEND = "ridgeline.backend"
 EVENT_STARTED = "ridgeline.started"
 EVENT_FIRST_TOKEN = "ridgeline.first_token"
 
 DURATION = "gen_ai.server.request.duration"
 TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"
 TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"
-TOKEN_USAGE = "gen_ai.client.token.usage"
-TOKEN_TYPE = "gen_ai.token.type"
+USED_INPUT_TOKENS = "gen_ai.client.inference.usage.input_tokens"
+USED_CACHED_TOKENS = "gen_ai.client.inference.usage.cache_read.input_tokens"
+USED_OUTPUT_TOKENS = "gen_ai.client.inference.usage.output_tokens"
+EACH_INPUT_TOKENS = "gen_ai.client.inference.operation.input_tokens"
+EACH_OUTPUT_TOKENS = "gen_ai.client.inference.operation.output_tokens"
+MODALITY = "gen_ai.token.modality"
 
 PROVIDER_NAME = "ridgeline"
+TEXT = "text"
 DURATION_BUCKETS = (
     *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
 )

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.errors import BadInput
+from ridgeline.records import Sampling
 from ridgeline.serve.telemetry import names
 from ridgeline.serve.telemetry.base import RequestRecord, RoutedRecord, RouteSpan
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
@@ -64,9 +66,9 @@ class OtelTelemetry:
         self._traces: TracerProvider = TracerProvider(resource=resource)
         self._traces.add_span_processor(BatchSpanProcessor(exporter))
         self._meters: MeterProvider = MeterProvider([reader], resource=resource)
-        self._tracer = self._traces.get_tracer("ridgeline", version, schema_url=names.SCHEMA_URL)
+        self._tracer = self._traces.get_tracer("ridgeline", version)
         self._propagator = TraceContextTextMapPropagator()
-        self._observe = _histograms(self._meters, version)
+        self._observe = _instruments(self._meters, version)
 
     def end_request(self, record: RequestRecord) -> None:
         """Export one request."""
@@ -89,7 +91,12 @@ class OtelTelemetry:
 
     def begin_route(self, path: str, traceparent: str) -> RouteSpan:
         """Begin the span of a routed request."""
-        attributes = {names.URL_PATH: path}
+        attributes = {
+            names.HTTP_METHOD: "POST",
+            names.HTTP_ROUTE: path,
+            names.URL_PATH: path,
+            names.URL_SCHEME: "http",
+        }
         span = self._start(f"POST {path}", traceparent, time.time_ns(), attributes)
         carrier: dict[str, str] = {}
         from opentelemetry.trace import set_span_in_context
@@ -151,21 +158,35 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
         names.INPUT_TOKENS: record.input_tokens,
         names.OUTPUT_TOKENS: record.output_tokens,
         names.CACHED_TOKENS: record.cached_tokens,
-        names.FINISH_REASONS: record.finish_reasons,
     }
     optional = {
-        names.MAX_TOKENS: record.max_tokens,
-        names.TEMPERATURE: record.temperature,
-        names.TOP_P: record.top_p,
+        **({} if record.sampling is None else _sampling(record.sampling)),
+        names.FINISH_REASONS: record.finish_reasons or None,
+        names.STREAMED: record.is_streamed or None,
         names.SLO_CLASS: record.slo_class or None,
         names.RESUMED: record.is_resumed or None,
+        names.MIGRATED: record.is_migrated or None,
     }
     return attributes | {name: value for name, value in optional.items() if value is not None}
 
 
-def _histograms(meters: MeterProvider, version: str) -> Callable[[RequestRecord], None]:
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    """Attributes of the request's sampling; None for what it does without."""
+    return {
+        names.MAX_TOKENS: sampling.max_tokens,
+        names.TEMPERATURE: sampling.temperature,
+        names.TOP_P: sampling.top_p,
+        names.TOP_K: sampling.top_k if sampling.top_k > 0 else None,
+        names.SEED: sampling.seed,
+        names.NUM_CHOICES: sampling.n if sampling.n != 1 else None,
+        names.FREQUENCY_PENALTY: sampling.frequency_penalty or None,
+        names.PRESENCE_PENALTY: sampling.presence_penalty or None,
+    }
+
+
+def _instruments(meters: MeterProvider, version: str) -> Callable[[RequestRecord], None]:
     """A function that observes a record."""
-    meter = meters.get_meter("ridgeline", version, schema_url=names.SCHEMA_URL)
+    meter = meters.get_meter("ridgeline", version)
 
     def histogram(name: str, unit: str, text: str, buckets: tuple[float, ...]) -> Any:
         return meter.create_histogram(
@@ -185,13 +206,14 @@ def _histograms(meters: MeterProvider, version: str) -> Callable[[RequestRecord]
         "Time per token after the first.",
         names.TIME_PER_OUTPUT_TOKEN_BUCKETS,
     )
-    usage = histogram(names.TOKEN_USAGE, "{token}", "Tokens of a request.", names.TOKEN_BUCKETS)
+    observe_tokens = _token_instruments(meter, histogram)
 
     def observe(record: RequestRecord) -> None:
         labels: dict[str, Any] = {
             names.OPERATION: record.operation,
             names.PROVIDER: names.PROVIDER_NAME,
             names.REQUEST_MODEL: record.model,
+            names.RESPONSE_MODEL: record.model,
         }
         error = {names.ERROR_TYPE: record.error} if record.error else {}
         duration.record(record.ended_s, labels | error)
@@ -199,7 +221,39 @@ def _histograms(meters: MeterProvider, version: str) -> Callable[[RequestRecord]
             ttft.record(record.first_s, labels)
         if record.tpot_s is not None:
             tpot.record(record.tpot_s, labels)
-        usage.record(record.input_tokens, labels | {names.TOKEN_TYPE: "input"})
-        usage.record(record.output_tokens, labels | {names.TOKEN_TYPE: "output"})
+        observe_tokens(record, labels)
+
+    return observe
+
+
+def _token_instruments(
+    meter: Meter, histogram: Callable[..., Any]
+) -> Callable[[RequestRecord, dict[str, Any]], None]:
+    """A function that counts the tokens of a record: those used, and how many a request has."""
+
+    def counter(name: str, text: str) -> Any:
+        return meter.create_counter(name, "{token}", text)
+
+    used = (
+        counter(names.USED_INPUT_TOKENS, "Prompt tokens, cached ones included."),
+        counter(names.USED_CACHED_TOKENS, "Prompt tokens found in the prefix cache."),
+        counter(names.USED_OUTPUT_TOKENS, "Tokens of answers."),
+    )
+    each = (
+        histogram(
+            names.EACH_INPUT_TOKENS, "{token}", "Prompt tokens of a request.", names.TOKEN_BUCKETS
+        ),
+        histogram(
+            names.EACH_OUTPUT_TOKENS, "{token}", "Output tokens of a request.", names.TOKEN_BUCKETS
+        ),
+    )
+
+    def observe(record: RequestRecord, labels: dict[str, Any]) -> None:
+        text = labels | {names.MODALITY: names.TEXT}
+        counts = (record.input_tokens, record.cached_tokens, record.generated_tokens)
+        for instrument, count in zip(used, counts, strict=True):
+            instrument.add(count, text)
+        each[0].record(record.input_tokens, labels)
+        each[1].record(record.output_tokens, labels)
 
     return observe
