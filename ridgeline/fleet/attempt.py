@@ -20,6 +20,9 @@ from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER,
 
 _PAUSE_S = 0.1
 _MAX_WHOLE_BYTES = 256 << 20
+_PREEMPTED = 10
+"""By how much longer a stream that no server could continue may stand still while its server
+answers others: it may have been preempted for them."""
 _OPENING_PATHS = ("/v1/messages", "/v1/responses")
 """Their streams begin with events before the prompt is computed, and their output is in deltas."""
 _DELTA = re.compile(rb'"type": ?"[a-z_.]*delta"')
@@ -141,10 +144,13 @@ class Attempt:
 
     def _watch_stall(self, connection: UpstreamConnection) -> None:
         """Give the stream up if it stands still."""
-        limit_s = self._stall_s * connection.patience
-        left_s = limit_s - connection.awaited_for_s
+        limit_s, stood_s = self._stall_s * connection.patience, connection.awaited_for_s
+        left_s = limit_s - stood_s
+        if not self.call.relay.is_resumable:
+            others_s = limit_s - (self._now_s() - self.backend.pool.heard_s)
+            left_s = max(left_s, min(others_s, _PREEMPTED * limit_s - stood_s))
         if left_s <= 0:
-            connection.give_up(f"its stream has stood still for {limit_s:g} s")
+            connection.give_up(f"its stream has stood still for {stood_s:.0f} s")
             return
         loop = asyncio.get_running_loop()
         self._stall_timer = loop.call_later(left_s, self._watch_stall, connection)

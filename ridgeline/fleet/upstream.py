@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -24,6 +25,9 @@ from ridgeline.errors import BadInput
 MAX_UNREAD_BYTES = 256 << 10
 _MAX_HEADERS = 100
 _MAX_IDLE = 64
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds without a packet until the peer is asked for one, seconds between questions, and how many
+remain without an answer: a connection that a firewall has forgotten breaks after half a minute."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -386,7 +390,7 @@ class UpstreamPool:
         address, loop, began_s = self.address, asyncio.get_running_loop(), self._clock()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     lambda: UpstreamConnection(self._clock),
                     address.host,
                     address.port,
@@ -400,6 +404,7 @@ class UpstreamPool:
         except OSError as error:
             why = f"no connection: {error.strerror or error}"
             raise BackendLost(why, is_refusal=True) from None
+        _keep_alive(transport.get_extra_info("socket"))
         return connection
 
     def _request(
@@ -418,3 +423,13 @@ class UpstreamPool:
         ]
         lines += [b"%b: %b\r\n" % pair for pair in headers]
         return b"".join((*lines, b"\r\n"))
+
+
+def _keep_alive(own: socket.socket | None) -> None:
+    """Have the kernel find out whether the peer is there; None: a connection without a socket."""
+    if own is None:
+        return
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):  # Linux
+            own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from ridgeline.errors import BadInput
 from ridgeline.fleet.call import digest_of
+from ridgeline.fleet.upstream import BackendAddress, UpstreamPool
 from tests.fleet.scripted import HEAD, ScriptedBackend, answering, chunk, gateway_over
 
 BODY = {"model": "m", "prompt": "x", "stream": True}
@@ -341,6 +343,21 @@ async def test_silent_backend_is_left() -> None:
     async with gateway_over(ScriptedBackend(hang), ridgeline(), silence_s=0.5) as http:
         async with asyncio.timeout(15):
             assert (await post(http)).content == WHOLE
+
+
+async def test_kernel_notices_when_a_connection_is_forgotten() -> None:
+    backend = ridgeline()
+    server = await asyncio.start_server(backend.accept, "127.0.0.1", 0)
+    address = BackendAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+    connection = await UpstreamPool(address, lambda: 0.0).exchange(b"POST", b"/", [], b"{}")
+    assert connection._transport is not None
+    own = connection._transport.get_extra_info("socket")
+    assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    num_seconds = [own.getsockopt(socket.IPPROTO_TCP, option)
+                   for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)]  # fmt: skip
+    assert num_seconds == [15, 5]
+    connection.close()
+    server.close()
 
 
 async def test_paths_of_the_gateway_and_bad_bodies() -> None:

@@ -197,6 +197,29 @@ def test_other_servers_stream_that_stands_still_ends_in_an_error() -> None:
     fleet.run(scene)
 
 
+@pytest.mark.parametrize(("others_s", "given_up_s"), [(150.0, 210.0), (900.0, 600.0)])
+def test_other_servers_stream_may_be_preempted_while_others_go_on(
+    others_s: float, given_up_s: float
+) -> None:
+    fleet = slow_fleet(1)
+    fleet.servers[0].resumable = False
+
+    async def end_s(fleet: VirtualFleet) -> float:
+        status, answer = await fleet.ask(asked())
+        assert status == 200 and b"stood still" in answer
+        return fleet.loop.time()
+
+    async def scene(fleet: VirtualFleet) -> None:
+        stream = asyncio.ensure_future(end_s(fleet))
+        await asyncio.sleep(0.5)
+        start_s = fleet.servers[0].stalled_at_s = fleet.loop.time()
+        while fleet.loop.time() < start_s + others_s:
+            assert await fleet.ask(asked(1, num_tokens=100)) == (200, asked(num_tokens=100).answer)
+        assert given_up_s - 1 < await stream - start_s < given_up_s + 15
+
+    fleet.run(scene)
+
+
 OPENED = b'event: message_start\ndata: {"type":"message_start"}\n\n'
 DELTA = b'event: content_block_delta\ndata: {"type": "content_block_delta"}\n\n'
 
