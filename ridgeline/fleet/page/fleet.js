@@ -51,10 +51,15 @@ function show(fleet) {
     tile("Streams resumed", number(fleet.counts.resumed), `${number(fleet.counts.migrated)} from stopping servers`),
     tile("Streams lost", number(fleet.counts.lost), `${fleet.num_suspects} suspects`),
   );
+  const names = $("backends").tHead.rows[0].cells;
   $("backends").tBodies[0].replaceChildren(...fleet.backends.map((each) => {
     const row = document.createElement("tr");
     const cells = [each.url, each.state, each.arm, each.models.join(", "), number(each.in_flight), number(each.queued_tokens), number(each.prefill_tok_s)];
-    row.append(...cells.map((text) => element("td", text)));
+    row.append(...cells.map((text, i) => {
+      const cell = element("td", text);
+      if (i) cell.dataset.name = names[i].textContent; // shown where the head of the table is not
+      return cell;
+    }));
     return row;
   }));
   $("canary").hidden = !fleet.canary;
