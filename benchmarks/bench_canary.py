@@ -1,11 +1,14 @@
 """Simulated rollouts: how often an equal version is rolled back, and a worse one caught.
 
     python benchmarks/bench_canary.py [--rollouts 1000] [--planted 200] [--seed 0] [--output FILE]
+    python benchmarks/bench_canary.py --needed [--planted 400]
 
 Every rollout runs the gateway's `Rollout` from the shadow to its verdict, with the defaults of
 `ridgeline route`: compared answers of 16 to 256 tokens, then sessions of one request. A session's
 times vary by 30 % (log-normal), errors and missed SLOs happen at the given rates on both sides.
-`tokens` and `sessions` are what the canary needed until its verdict.
+`tokens` and `sessions` are what the canary needed until its verdict. `--needed` prints, for rates
+of errors (or missed SLOs) of the two versions, the `--canary-min-sessions` with which nine of ten
+rollouts are rolled back for them, and how many sessions all servers have answered at its end.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ridgeline.fleet.canary.evidence import EventEvidence
 from ridgeline.fleet.canary.rollout import Outcome, Rollout, RolloutConfig
 
 NOISE = 0.3  # standard deviation of the logarithm of a session's time
@@ -100,13 +104,52 @@ def measure(canary: Canary, count: int, seed: int) -> dict[str, object]:
     return row
 
 
+RATES = (
+    *((0.0, 0.01), (0.0, 0.005), (0.01, 0.02), (0.02, 0.04), (0.02, 0.03)),
+    *((0.05, 0.10), (0.05, 0.07), (0.20, 0.25)),
+)
+"""Of errors, or missed SLOs: the old version's and the canary's."""
+SESSIONS = (100, 150, 200, 300, 400, 500, 700, 1000, 1500, 2000, 3000, 4000, 5000, 7000, 10_000)
+
+
+def is_caught(rng: np.random.Generator, old: float, new: float, min_sessions: int) -> bool:
+    """Whether the bad sessions of a rollout, in random order, are evidence against the canary."""
+    config, evidence = RolloutConfig(), EventEvidence()
+    for share in config.stages:
+        num_old = int(rng.negative_binomial(min_sessions, share))
+        bad = [rng.binomial(min_sessions, new), rng.binomial(num_old, old)]
+        for is_canary in rng.permutation(np.repeat((True, False), bad)):
+            evidence.note(bool(is_canary), share)
+            if evidence.log_evidence >= config.log_needed:
+                return True
+    return False
+
+
+def needed(old: float, new: float, count: int, seed: int) -> None:
+    for min_sessions in SESSIONS:
+        caught = sum(
+            is_caught(np.random.default_rng((seed, number)), old, new, min_sessions)
+            for number in range(count)
+        )
+        if caught >= 0.9 * count:
+            break
+    total = round(sum(min_sessions / share for share in RolloutConfig().stages))
+    row = {"old": old, "new": new, "min_sessions": min_sessions, "caught": caught, "all": total}
+    print(json.dumps(row), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--planted", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--needed", action="store_true")
     args = parser.parse_args()
+    if args.needed:
+        for old, new in RATES:
+            needed(old, new, args.planted, args.seed)
+        return
     rows = [measure(canary, args.rollouts, args.seed) for canary in EQUAL]
     rows += [measure(canary, args.planted, args.seed) for canary in PLANTED]
     if args.output is not None:

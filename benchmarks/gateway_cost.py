@@ -2,13 +2,14 @@
 
 The backend is an ASGI app under uvicorn that writes events in Ridgeline's form, with comments, one
 every 20 ms per stream. CPU seconds are those of the gateway's process; the clients, one httpx
-stream each, run in this one.
+stream each, run in this one. With `--event-ids`, clients ask for an id of every event.
 
-    python benchmarks/gateway_cost.py
+    python benchmarks/gateway_cost.py [--event-ids]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import multiprocessing
@@ -77,9 +78,9 @@ async def stream(http: httpx.AsyncClient, max_tokens: int) -> int:
         return sum([chunk.count(b"data: {") async for chunk in reply.aiter_raw()])
 
 
-async def measure(url: str, gateway: psutil.Process) -> None:
+async def measure(url: str, gateway: psutil.Process, headers: dict[str, str]) -> None:
     limits = httpx.Limits(max_connections=100, max_keepalive_connections=100)
-    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits, headers=headers) as http:
         await asyncio.gather(*[stream(http, 2) for _ in range(NUM_STREAMS)])
         before = sum(gateway.cpu_times()[:2])
         num_requests = 300
@@ -94,6 +95,9 @@ async def measure(url: str, gateway: psutil.Process) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--event-ids", action="store_true")
+    headers = {"x-ridgeline-event-ids": "1"} if parser.parse_args().event_ids else {}
     backend_port, gateway_port = free_port(), free_port()
     context = multiprocessing.get_context("spawn")
     backend = context.Process(target=run_backend, args=(backend_port,), daemon=True)
@@ -111,7 +115,7 @@ def main() -> int:
         time.sleep(0.1)
     assert gateway.pid is not None
     for _ in range(3):
-        asyncio.run(measure(url, psutil.Process(gateway.pid)))
+        asyncio.run(measure(url, psutil.Process(gateway.pid), headers))
     gateway.kill()
     backend.kill()
     return 0

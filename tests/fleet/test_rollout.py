@@ -56,7 +56,8 @@ def mean_of_products(logs: np.ndarray) -> np.ndarray:
 
 def test_equal_versions_are_rolled_back_in_at_most_five_percent_of_rollouts() -> None:
     rng = np.random.default_rng(0)
-    threshold = math.log(5 / CONFIG.alpha)
+    threshold = CONFIG.log_needed
+    assert threshold == pytest.approx(math.log(5 / CONFIG.alpha))
     tests = [
         event_evidence(rng, 0.02),
         event_evidence(rng, 0.2),
@@ -91,6 +92,20 @@ def test_simulated_evidence_is_that_of_the_classes() -> None:
 def test_bets_on_equal_versions_expect_one(share: float, ratio: float) -> None:
     expected = share * event_bet(True, share, ratio) + (1 - share) * event_bet(False, share, ratio)
     assert expected == pytest.approx(1)
+
+
+def test_small_fault_is_found_with_enough_sessions() -> None:
+    """7 % of the canary's sessions have errors where 5 % of the others do: too little for a bet on
+    twice the odds, however many there are."""
+    rng, share, num_caught = np.random.default_rng(4), 0.25, 0
+    part = share * 0.07 / (share * 0.07 + (1 - share) * 0.05)  # of the errors
+    for _ in range(20):
+        test, num_errors = EventEvidence(), 0
+        while test.log_evidence < CONFIG.log_needed and num_errors < 1500:
+            test.note(bool(rng.random() < part), share)
+            num_errors += 1
+        num_caught += test.log_evidence >= CONFIG.log_needed
+    assert num_caught == 20
 
 
 def test_differing_tokens_within_the_bound_are_no_evidence() -> None:

@@ -20,7 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-ODDS_RATIOS = (2.0, 5.0, 20.0)
+ODDS_RATIOS = (1.25, 1.5, 2.0, 5.0, 20.0)
+"""The small ones find faults that add little to what the stable version does anyway, which a large
+ratio never would, however many sessions there are."""
 RANK_BETS = (0.1, 0.25, 0.5, 0.9)
 RATE_RATIOS = (1.5, 4.0, 20.0)
 

@@ -55,6 +55,12 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
                 fix="write 0.05,0.25,0.5",
             )
 
+    @property
+    def log_needed(self) -> float:
+        """The logarithm of the evidence of one test that rolls the canary back: all of them
+        together are wrong with the probability `alpha`."""
+        return -math.log(self.alpha / len(_NAMES))
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a request came to. `met_slo` is None without an SLO, `pace_s`, the time per token after
@@ -168,10 +174,10 @@ class Rollout:
     def _decide(self) -> None:
         """Roll back on evidence, or go on once a stage is complete."""
         record, config = self.record, self.config
-        threshold = -math.log10(config.alpha / len(self._tests))
+        needed = config.log_needed / math.log(10)
         for name in self._changed:
             record.evidence[name] = min(self._tests[name].log_evidence / math.log(10), 1e3)
-        reasons = [_NAMES[name] for name in self._changed if record.evidence[name] >= threshold]
+        reasons = [_NAMES[name] for name in self._changed if record.evidence[name] >= needed]
         self._changed.clear()
         if reasons:
             record.state, record.reasons = "rolled-back", reasons
