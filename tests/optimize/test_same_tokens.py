@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.optimize.external.server_deployment import GreedyAnswers
+from ridgeline.optimize.external.server_deployment import AnswerMargins
 from ridgeline.optimize.output.number_format import exactness_line
 from ridgeline.optimize.result import Exactness
 from ridgeline.optimize.trial_checks import CandidateChecks
@@ -116,7 +116,7 @@ def test_tokens_closer_than_the_margins_of_the_server_vary_are_the_same() -> Non
 
 def test_gap_is_that_of_the_answer_that_is_named() -> None:
     """A server that varies is asked the same prompt again, with other margins."""
-    answers = GreedyAnswers()
+    answers = AnswerMargins()
     answers.add((1,), (4, 5), [0.1, 0.2])
     answers.add((1,), (4, 6), [0.1, 0.7])
     assert answers.margin((1,), (4, 5), 1) == 0.2
@@ -126,7 +126,7 @@ def test_gap_is_that_of_the_answer_that_is_named() -> None:
 
 
 def test_variation_is_measured_up_to_the_first_token_that_differs() -> None:
-    answers = GreedyAnswers()
+    answers = AnswerMargins()
     answers.add((1,), (4, 5, 6), [0.5, 0.25, 0.125])
     assert answers.variation == 0.0
     answers.add((2,), (4, 5, 6), [5.0, 5.0, 5.0])  # another prompt
@@ -139,7 +139,7 @@ def test_variation_is_measured_up_to_the_first_token_that_differs() -> None:
 
 @pytest.mark.parametrize("margins", [[], [float("inf"), float("inf")]])
 def test_servers_without_margins_have_no_variation(margins: list[float]) -> None:
-    answers = GreedyAnswers()
+    answers = AnswerMargins()
     answers.add((1,), (4, 5), margins)
     answers.add((1,), (4, 6), margins)
     assert answers.variation == 0.0

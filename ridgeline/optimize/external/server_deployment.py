@@ -112,7 +112,7 @@ class ServerDeployment:
         self._info, self._names, self._vocab_size = info, names, vocab_size
         self._warmed: int | None = None  # number of the start that was warmed up
         self._accepted = AcceptedPrompts()
-        self._answers = GreedyAnswers()
+        self._answers = AnswerMargins()
 
     @property
     def info(self) -> EngineInfo:
@@ -314,8 +314,8 @@ def read_logprobs(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
     return list(text), []
 
 
-class GreedyAnswers:
-    """A server's greedy answers with the margins of their tokens, and by how much these vary.
+class AnswerMargins:
+    """The margins of the tokens of a server's greedy answers, and by how much they vary.
 
     `variation`: the largest change, in nats, of the lead of a token over its rival between two
     answers to one prompt, where the texts before it are equal. Where the two tokens changed places,
