@@ -74,7 +74,7 @@ class GainPrediction(msgspec.Struct, frozen=True, kw_only=True):
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):
     """Greedy outputs compared with the incumbent's. `near_ties`: differences between two equal best
     tokens. `num_unstable`: differences to tokens that the incumbent generates in another batch, or
-    between tokens that are closer than its own margins vary.
+    between tokens that are closer than its own margins vary, which they do by `variation` nats.
     """
 
     num_prompts: int
@@ -82,6 +82,7 @@ class Exactness(msgspec.Struct, frozen=True, kw_only=True):
     same: bool
     near_ties: int = 0
     num_unstable: int = 0
+    variation: float = 0.0
     detail: str = ""
 
 

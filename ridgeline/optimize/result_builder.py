@@ -78,7 +78,8 @@ class TrialEvidence:
 
     def failed(self, error: BaseException, reason: str) -> None:
         if isinstance(error, OutOfTimeError):
-            self.failure = ("cut short", "the budget ended before it was measured")
+            missing = "it was measured" if self.comparison is None else "its quality was known"
+            self.failure = ("cut short", f"the budget ended before {missing}")
             return
         has_crashed = isinstance(error, ServerCrashedError) or not isinstance(error, UserError)
         self.failure = ("crashed" if has_crashed else "cannot run", reason)

@@ -172,7 +172,11 @@ class LadderSearch:
             if saved is None:
                 await self._measure_baseline()
             else:
-                await self._continue(saved)
+                self._take_over(saved)
+                try:
+                    await self._reopen(saved.incumbent)
+                except OutOfTimeError:
+                    return self._result("budget spent", None)
             self._save()
             await self._try_defaults()
             ended = await self._try_rungs()
@@ -185,8 +189,8 @@ class LadderSearch:
                 await asyncio.sleep(0)
         return self._result(ended, closing)
 
-    async def _continue(self, saved: SavedSearch) -> None:
-        """Take over the state of an interrupted search, and open its incumbent again."""
+    def _take_over(self, saved: SavedSearch) -> None:
+        """Take over the state of an interrupted search, whose configurations are not up."""
         self._budget.restore(saved.budget)
         self._predictor.restore(saved.predictor)
         self._runner.continue_from(saved.seed)
@@ -203,20 +207,22 @@ class LadderSearch:
         if any(trial.honesty == "lossy" and trial.verdict == "kept" for trial in saved.trials):
             self._ranking.forget_references()
         self._runner.stage("Resuming", f"{len(saved.trials)} trial(s) are known")
-        self._incumbent = self._reopened(saved.incumbent)
-        await self._checks.time_one_answer(self._incumbent.deployment)
-        self._baseline = self._incumbent
-        if saved.baseline.settings != saved.incumbent.settings:
-            self._baseline = self._restored(
-                saved.baseline, ClosedDeployment(saved.baseline.info), ExitStack()
-            )
+        self._baseline, self._incumbent = map(self._closed, (saved.baseline, saved.incumbent))
         for configuration in (self._baseline, self._incumbent):
             steps = self._steps_of(configuration.runs, configuration.settings)
             self._predictor.learn_steps(configuration.settings, steps)
 
-    def _reopened(self, saved: SavedConfiguration) -> RunningConfiguration:
+    async def _reopen(self, saved: SavedConfiguration) -> None:
+        """Open the incumbent of an interrupted search again. Raises OutOfTimeError."""
         deployment, stack = self._open(saved_settings(saved.settings, self._job))
-        return self._restored(saved, deployment, stack)
+        async with self._runner.in_time():
+            await self._checks.time_one_answer(deployment)
+        self._incumbent = self._restored(saved, deployment, stack)
+        if self._running_baseline.settings == self._incumbent.settings:
+            self._baseline = self._incumbent
+
+    def _closed(self, saved: SavedConfiguration) -> RunningConfiguration:
+        return self._restored(saved, ClosedDeployment(saved.info), ExitStack())
 
     def _restored(
         self, saved: SavedConfiguration, deployment: Deployment, stack: ExitStack

@@ -66,6 +66,8 @@ class BudgetState(msgspec.Struct, frozen=True, kw_only=True):
     run_costs_s: tuple[float, ...]
     open_cost_s: float
     baseline_run_s: float
+    warm_up_s: float = 0.0
+    answer_s: float = 0.0
 
 
 class TimeBudget:
@@ -90,6 +92,8 @@ class TimeBudget:
             run_costs_s=tuple(self._run_costs_s),
             open_cost_s=self._open_cost_s,
             baseline_run_s=self._baseline_run_s,
+            warm_up_s=self._warm_up_s,
+            answer_s=self._answer_s,
         )
 
     def restore(self, state: BudgetState) -> None:
@@ -97,6 +101,7 @@ class TimeBudget:
         self._begun_s -= state.spent_s
         self._run_costs_s = list(state.run_costs_s)
         self._open_cost_s, self._baseline_run_s = state.open_cost_s, state.baseline_run_s
+        self._warm_up_s, self._answer_s = state.warm_up_s, state.answer_s
         self.window_s = state.window_s
 
     @property

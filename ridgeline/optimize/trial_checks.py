@@ -142,6 +142,7 @@ class CandidateChecks:
             same=not detail,
             near_ties=ties,
             num_unstable=unstable,
+            variation=variation,
             detail=detail,
         )
 

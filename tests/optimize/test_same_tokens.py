@@ -109,6 +109,7 @@ def test_tokens_closer_than_the_margins_of_the_server_vary_are_the_same() -> Non
 
     found = compared(Server(steady, gap=0.13, variation=0.2), Server(other))
     assert found.same and found.num_unstable == 3
+    assert exactness_line(found).endswith("own answers vary (margins by up to 0.2 nats))")
     found = compared(Server(steady, gap=0.3, variation=0.2), Server(other))
     assert not found.same
     assert "0.3 nats apart; the baseline's own vary by up to 0.2 nats" in found.detail
@@ -135,6 +136,13 @@ def test_variation_is_measured_up_to_the_first_token_that_differs() -> None:
     assert answers.variation == 0.125
     answers.add((1,), (4, 7, 6), [0.5, 0.25, 9.0])  # two tokens changed places
     assert answers.variation == 0.375 + 0.25
+
+
+def test_variation_is_that_of_tokens_with_a_close_rival() -> None:
+    answers = AnswerMargins()
+    answers.add((1,), (4, 5, 6), [12.0, 0.5, 1.5])
+    answers.add((1,), (4, 5, 6), [14.0, 0.625, 1.5])
+    assert answers.variation == 0.125
 
 
 @pytest.mark.parametrize("margins", [[], [float("inf"), float("inf")]])

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from ridgeline.optimize.ladder import Ladder
 from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.search import optimize
+from ridgeline.optimize.search_state import StateFile
 from ridgeline.optimize.time_budget import OutOfTimeError, limited, time_left_s
 from ridgeline.records import RunTrace, Slo
 from tests.optimize.simulated_servers import NAIVE, Clock, Fake, Quirks, SimulatedDeployment
@@ -105,7 +107,10 @@ class SlowDeployment(SimulatedDeployment):
 
 
 def search(
-    rungs: Ladder | None = None, **delays: Any
+    rungs: Ladder | None = None,
+    state: StateFile | None = None,
+    budget_s: float = BUDGET_S,
+    **delays: Any,
 ) -> tuple[LadderResult | Exception, float, SlowServers]:
     """The result or the error of a search, its seconds, and the servers."""
     loop = VirtualLoop(random.Random(1))
@@ -118,11 +123,11 @@ def search(
             workload="equal requests",
             slo=Slo.parse("ttft:500 tpot:50"),
             objective="goodput",
-            budget_s=BUDGET_S,
+            budget_s=budget_s,
             price=MachinePrice(),
         )
         ladder = rungs or only("continuous-batching")
-        work = optimize(job, servers.environment(), ladder, clock=servers.clock)
+        work = optimize(job, servers.environment(), ladder, clock=servers.clock, state=state)
         try:
             found: LadderResult | Exception = loop.run_until_complete(work)
         except (Inconclusive, BadInput) as error:
@@ -154,6 +159,22 @@ def test_baseline_that_takes_longer_than_the_budget_ends_with_it(
     assert f"no rung was tried: the budget ended during {during}" in str(found)
     assert "240 s" in str(found)
     assert BUDGET_S - 1 <= took_s <= BUDGET_S + SOON_S
+
+
+@pytest.mark.parametrize("delays", [{"start_s": lambda number: 1e4}, {"answer_s": 1e4}])
+def test_resumed_search_whose_server_is_too_slow_keeps_what_is_known(
+    tmp_path: Path, delays: dict[str, Any]
+) -> None:
+    first, spent_s, _ = search(state=StateFile(tmp_path))
+    assert isinstance(first, LadderResult) and first.kept
+    found, took_s, _ = search(
+        state=StateFile(tmp_path, resume=True), budget_s=spent_s + 60.0, **delays
+    )
+    assert isinstance(found, LadderResult)
+    assert found.ended == "budget spent" and found.kept == first.kept
+    assert [trial.ratio for trial in found.trials] == [trial.ratio for trial in first.trials]
+    assert "the total was not measured" in headline(found)
+    assert took_s <= 60.0 + SOON_S
 
 
 def test_evaluation_of_the_user_ends_with_the_budget() -> None:
@@ -207,9 +228,19 @@ def test_waits_outside_of_a_search_have_no_limit() -> None:
 
 
 def test_warm_up_takes_a_share_of_the_time_that_is_left() -> None:
-    usual = server_deployment._warm_up_options(1)
+    usual = server_deployment._warm_up_options(1, 0.0)
     assert usual == LoadOptions(num_requests=server_deployment.WARMUP_REQUESTS, seed=1)
     with limited(lambda: 200.0):
-        short = server_deployment._warm_up_options(1)
+        short = server_deployment._warm_up_options(1, 5.0)
     assert short.duration_s is not None
     assert short.duration_s + short.grace_s == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(("left_s", "takes_s"), [(80.0, 30.0), (20.0, 20.0)])
+def test_warm_up_before_the_closing_has_the_time_that_it_took_before(
+    left_s: float, takes_s: float
+) -> None:
+    with limited(lambda: left_s):
+        options = server_deployment._warm_up_options(1, 30.0)
+    assert options.duration_s is not None
+    assert options.duration_s + options.grace_s == pytest.approx(takes_s)

@@ -53,6 +53,7 @@ from ridgeline.report.numbers import rounded
 TokenNumbers = dict[str, int]
 
 TOP_LOGPROBS = 20  # vLLM's default ceiling
+CLOSE_NATS = 2.0  # rounding is measured where it could matter, not at leads of ten nats
 SCORING_TIMEOUT_S = 120.0
 LOGPROBS: dict[PromptForm, dict[str, object]] = {
     "tokens": {"logprobs": 2},
@@ -96,6 +97,12 @@ class ServerPrompts(NamedTuple):
     vocabulary: Vocabulary = COMMON_WORDS
 
 
+class WarmUpBursts:
+    """What is known of a server's warm-ups: the longest burst, in seconds."""
+
+    longest_s = 0.0
+
+
 class ServerDeployment:
     """A `Deployment` over HTTP. `up` makes sure that the server is up and returns its address."""
 
@@ -107,10 +114,12 @@ class ServerDeployment:
         info: EngineInfo,
         names: TokenNumbers,
         vocab_size: int = 0,
+        bursts: WarmUpBursts | None = None,
     ) -> None:
         self._up, self._model, self._prompts = up, model, prompts
         self._info, self._names, self._vocab_size = info, names, vocab_size
         self._warmed: int | None = None  # number of the start that was warmed up
+        self._bursts = bursts or WarmUpBursts()
         self._accepted = AcceptedPrompts()
         self._answers = AnswerMargins()
 
@@ -166,24 +175,27 @@ class ServerDeployment:
     async def _url(self) -> str:
         """The address of the server, up and warmed up."""
         url, start = self._up()
-        if start != self._warmed:
+        if start != self._warmed and await self._warm(url):
             self._warmed = start
-            await self._warm(url)
         return url
 
-    async def _warm(self, url: str) -> None:
+    async def _warm(self, url: str) -> bool:
+        """Send bursts until they get no faster; whether any request of them was answered."""
         target = self._target(url)
-        before_s = float("inf")
+        before_s, is_answered = float("inf"), False
         try:
             self._accepted = await target.negotiate(ANY_FORM)
             for burst in range(WARMUP_BURSTS):
-                options = _warm_up_options(WARMUP_SEED + burst)
+                options = _warm_up_options(WARMUP_SEED + burst, self._bursts.longest_s)
                 run = await run_load(target, self._workload, Closed(WARMUP_USERS), options)
+                is_answered |= any(request.finished_s is not None for request in run.requests)
+                self._bursts.longest_s = max(self._bursts.longest_s, run.duration_s)
                 if run.duration_s > WARMUP_DONE_RATIO * before_s:
-                    return
+                    break
                 before_s = run.duration_s
         finally:
             await target.close()
+        return is_answered
 
     async def greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int
@@ -252,10 +264,13 @@ class ServerDeployment:
         return self._accepted.adapt(body)
 
 
-def _warm_up_options(seed: int) -> LoadOptions:
-    """A burst of a few requests, which takes little of a search's budget on a slow server."""
+def _warm_up_options(seed: int, longest_s: float) -> LoadOptions:
+    """A burst of a few requests, which takes little of a search's budget on a slow server, but as
+    long as an earlier one took: the end of a search has a reserve for that.
+    """
     usual = LoadOptions(num_requests=WARMUP_REQUESTS, seed=seed)
-    share_s = max(0.1, WARMUP_SHARE * time_left_s() / 2)
+    left_s = time_left_s()
+    share_s = max(0.1, min(max(WARMUP_SHARE * left_s, longest_s), left_s) / 2)
     if share_s >= usual.grace_s:
         return usual
     return msgspec.structs.replace(usual, duration_s=share_s, grace_s=share_s)
@@ -318,8 +333,8 @@ class AnswerMargins:
     """The margins of the tokens of a server's greedy answers, and by how much they vary.
 
     `variation`: the largest change, in nats, of the lead of a token over its rival between two
-    answers to one prompt, where the texts before it are equal. Where the two tokens changed places,
-    it is the sum of both margins.
+    answers to one prompt, where the texts before it are equal and the lead is at most `CLOSE_NATS`.
+    Where the two tokens changed places, it is the sum of both margins.
     """
 
     def __init__(self) -> None:
@@ -345,7 +360,7 @@ def _largest_change(
     largest = 0.0
     for before, after, lead, new_lead in zip(old, new, old_margins, new_margins, strict=False):
         change = abs(new_lead - lead) if before == after else lead + new_lead
-        if math.isfinite(change):
+        if min(lead, new_lead) <= CLOSE_NATS and math.isfinite(change):
             largest = max(largest, change)
         if before != after:
             break

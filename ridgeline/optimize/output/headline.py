@@ -22,7 +22,10 @@ def headline(result: LadderResult) -> str:
         doubt = f"the machine was busy ({result.busy_share:.0%} of the CPU taken)"
         return f"Inconclusive: {doubt}; {len(result.kept)} rung(s) kept"
     if result.ended == "budget spent" and all(t.verdict == "cut short" for t in result.trials):
-        return f"No rung came to a verdict: {_why_none(result)}"
+        none = f"o rung came to a verdict: {_why_none(result)}"
+        if result.slo_holds:
+            return f"N{none}"
+        return f"The SLO was not met: {_missed(result)}; n{none}"
     if not result.kept and not result.slo_holds:
         return f"The SLO was not met: {_missed(result)}; nothing beat the baseline ({result.ended})"
     if not result.kept:

@@ -90,6 +90,8 @@ def exactness_line(exactness: Exactness) -> str:
     ties = f", {exactness.near_ties} near tie(s)" if exactness.near_ties else ""
     if exactness.num_unstable:
         ties += f", {exactness.num_unstable} where the baseline's own answers vary"
+        if exactness.variation > 0:
+            ties += f" (margins by up to {rounded(exactness.variation, 2)} nats)"
     return f"same tokens ({exactness.num_prompts} prompts, {exactness.num_tokens} tokens{ties})"
 
 

@@ -45,6 +45,7 @@ from ridgeline.optimize.external.server_deployment import (
     ServerDeployment,
     ServerPrompts,
     TokenNumbers,
+    WarmUpBursts,
     check_settings_applied,
     read_settings,
     server_info,
@@ -260,6 +261,7 @@ class _ServerStarter:
         self._vocab_size = vocab_size
         self._active = ActiveServer(recipe.driver.side_by_side)
         self._token_numbers: TokenNumbers = {}
+        self._bursts = WarmUpBursts()
         self._numbers = count(1)
 
     @contextmanager
@@ -286,6 +288,7 @@ class _ServerStarter:
                 info,
                 self._token_numbers,
                 self._vocab_size,
+                self._bursts,
             )
         finally:
             self._active.retire(process)
