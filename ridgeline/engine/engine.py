@@ -317,6 +317,17 @@ class Engine:
         request = self._make_request(tokens, Sampling(), tenant=tenant, account=account)
         return self._loop.call(partial(self._loop.scheduler.forget_prefix, request))
 
+    def pin_prefix(
+        self, tokens: Sequence[int], policy: CachePolicy, tenant: str = "", account: str = ""
+    ) -> Future[int]:
+        """Pin the beginning of a prompt, or prolong its pin, without computing it: the number of
+        tokens. Blocks that are not cached are pinned when they are computed.
+        """
+        request = self._make_request(
+            tokens, Sampling(), tenant=tenant, account=account, cache=policy
+        )
+        return self._loop.call(partial(self._loop.scheduler.pin_prefix, request))
+
     def logprobs_of(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Log-probabilities, float32 [T, V], of the next token after each of T tokens.
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
-from ridgeline.records import EngineInfo, Event, Sampling
+from ridgeline.records import CachePolicy, EngineInfo, Event, Sampling
 
 EventSink = Callable[[Sequence[Event]], None]
 
@@ -108,6 +108,12 @@ class ServedEngine(Protocol):
         self, tokens: Sequence[int], tenant: str = "", account: str = ""
     ) -> Future[int]:
         """Drop what is cached of a prompt; the number of tokens."""
+        ...
+
+    def pin_prefix(
+        self, tokens: Sequence[int], policy: CachePolicy, tenant: str = "", account: str = ""
+    ) -> Future[int]:
+        """Pin the beginning of a prompt without computing it; the number of tokens."""
         ...
 
     def abort(self, request_id: str) -> None: ...

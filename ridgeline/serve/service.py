@@ -208,7 +208,7 @@ class Service:
             grammar_field=options.grammar_field,
         )
         request = self._with_transfer(request, transfer)
-        source, request = self._source_of(request, options.question)
+        source, request = self._source_of(request, options)
         stream = ResponseStream(
             source,
             request,
@@ -306,11 +306,11 @@ class Service:
         )
 
     def _source_of(
-        self, request: GenerationRequest, question: Question | None
+        self, request: GenerationRequest, options: RequestOptions
     ) -> tuple[EventSource, GenerationRequest]:
         """What generates the answer, and the request with the header that says so."""
-        cache = self.response_cache
-        is_stored = cache is not None and request.handover is None
+        cache, question = self.response_cache, options.question
+        is_stored = not options.must_compute and request.handover is None
         key = response_key(request, self.name) if is_stored else None
         if cache is None or key is None:
             return self.engine, request
@@ -321,12 +321,21 @@ class Service:
             source = AnswerRecorder(self.engine, cache, key, request, place)
         else:
             source = AnswerReplay(found.answer, self.metrics.now)
+            self._prolong_pins(request)
         headers = {**request.headers, RESPONSE_CACHE_HEADER: _result_text(found, cache.index)}
         if found is not None and found.similarity is not None:
             # another server would compute another answer, and so not continue this one
             headers.pop(IDENTITY_HEADER, None)
             request = replace(request, is_resumable=False)
         return source, replace(request, headers=headers)
+
+    def _prolong_pins(self, request: GenerationRequest) -> None:
+        """Pin what a request marks that a stored answer serves: as long as if it were computed."""
+        policy, who = request.cache, request.scheduling
+        if policy is None or not policy.pin_tokens:
+            return
+        for prompt in request.prompts:
+            self.engine.pin_prefix(prompt.tokens, policy, who.tenant, who.account)
 
     def _adapter(self, options: RequestOptions) -> str:
         return "" if options.model in (None, self.name) else str(options.model)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import Tokenizer
-from ridgeline.records import EngineInfo, Event, Finished, Sampling
+from ridgeline.records import CachePolicy, EngineInfo, Event, Finished, Sampling
 from ridgeline.records.events import Failed
 from ridgeline.twin.runner import ModelledRunner
 
@@ -90,6 +90,13 @@ class ReplicatedEngine:
         """Drop a prefix on every replica; the first one's number of tokens."""
         dropping = [engine.forget_prefix(tokens, tenant, account) for engine in self._engines]
         return dropping[0]
+
+    def pin_prefix(
+        self, tokens: Sequence[int], policy: CachePolicy, tenant: str = "", account: str = ""
+    ) -> Future[int]:
+        """Pin a prefix on every replica; the first one's number of tokens."""
+        pinning = [engine.pin_prefix(tokens, policy, tenant, account) for engine in self._engines]
+        return pinning[0]
 
     def abort(self, request_id: str) -> None:
         for engine in self._engines:

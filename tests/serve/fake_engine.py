@@ -115,6 +115,7 @@ class FakeEngine:
         self.terms: dict[str, tuple[float | None, Slo | None]] = {}
         self.in_background: set[str] = set()
         self.aborted: list[str] = []
+        self.pinned: list[tuple[tuple[int, ...], CachePolicy, str, str]] = []
         self._pumps: dict[asyncio.Task[None], None] = {}  # of unfinished requests
         self.ended: list[str] = []
         self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
@@ -142,6 +143,14 @@ class FakeEngine:
         dropped: Future[int] = Future()
         dropped.set_result(len(tokens))
         return dropped
+
+    def pin_prefix(
+        self, tokens: Sequence[int], policy: CachePolicy, tenant: str = "", account: str = ""
+    ) -> Future[int]:
+        self.pinned.append((tuple(tokens), policy, tenant, account))
+        pinned: Future[int] = Future()
+        pinned.set_result(policy.pin_tokens)
+        return pinned
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

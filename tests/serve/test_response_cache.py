@@ -201,3 +201,30 @@ def test_key_ignores_the_seed_of_a_greedy_request_and_nothing_else() -> None:
     assert key(temperature=1.0) is None
     assert key(temperature=1.0, seed=1) != key(temperature=1.0, seed=2)
     assert key("t", temperature=0.0) != key(temperature=0.0)
+
+
+async def test_a_stored_answer_prolongs_the_pins_of_its_request() -> None:
+    """As if it were computed: the next question behind the prefix finds it."""
+    engine = FakeEngine()
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    async with client_of(engine) as http:
+        model = (await http.get("/v1/models")).json()["data"][0]["id"]
+        body = {**BODY, "model": model, **mark}
+        first, second = [await http.post("/v1/completions", json=body) for _ in range(2)]
+        assert first.status_code == 200, first.text
+        plain = await http.post("/v1/completions", json={**BODY, "model": model})
+    assert second.headers[RESPONSE_CACHE_HEADER] == "hit"
+    assert plain.headers[RESPONSE_CACHE_HEADER] == "hit"
+    ((tokens, policy, _, _),) = engine.pinned
+    assert len(tokens) == second.json()["usage"]["prompt_tokens"] == policy.pin_tokens
+    assert policy.pin_ttl_s == 3600
+
+
+async def test_a_warm_up_is_computed_each_time() -> None:
+    engine = FakeEngine()
+    async with client_of(engine) as http:
+        for _ in range(2):
+            warmed = await http.post("/v1/cache/warm", json={"prompt": "hello"})
+            assert warmed.status_code == 200, warmed.text
+            assert RESPONSE_CACHE_HEADER not in warmed.headers
+    assert len(engine.requests) == 2

@@ -14,8 +14,7 @@ how far the computed tokens are behind. There are no phases.
 
 No starvation. The order is static, so the first sequence stays first until it finishes. It is never
 preempted while another sequence owns blocks, and on its own it always fits (`add` checks that). So
-it finishes, and the next one becomes first. A request at the head of the queue is not overtaken for
-lack of blocks.
+it finishes, and the next becomes first. The head of the queue is not overtaken for lack of blocks.
 
 All of this holds within a lane. The background lane gets what interactive requests leave over.
 
@@ -45,7 +44,7 @@ from ridgeline.engine.scheduler.plan import Run, RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.queue.deadlines import Deadlines
 from ridgeline.engine.scheduler.queue.lanes import Lane
 from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
-from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup, State
+from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup, State, prompt_of
 from ridgeline.engine.scheduler.speculation.base import DraftProposer
 from ridgeline.engine.scheduler.speculation.draft_scheduler import DraftScheduler
 from ridgeline.engine.scheduler.step_builder import (
@@ -127,10 +126,11 @@ class Scheduler:
 
     def forget_prefix(self, request: Request) -> int:
         """Drop what is cached of a prompt, and its account's pins on it; the number of tokens."""
-        group = SequenceGroup(request, -1, 0)
-        prompt = list(request.prompt)
-        seq = Sequence(-1, group, 0, 0, (0, (0.0, 0, 0)), prompt, len(prompt))
-        return self.cache.forget(request.account or request.tenant, seq)
+        return self.cache.forget(request.account or request.tenant, prompt_of(request))
+
+    def pin_prefix(self, request: Request) -> int:
+        """Pin or prolong what the request names without computing it; the number of tokens."""
+        return self.cache.pin(prompt_of(request), max(self._now_s, request.arrival_s))
 
     def replay(self, request_id: str, now_s: float) -> list[Event]:
         """The events of the tokens that a request was resumed with, choice by choice.

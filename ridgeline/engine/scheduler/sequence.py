@@ -195,3 +195,10 @@ class SequenceGroup:
             if other.state is State.RUNNING and other.num_computed >= seq.num_prompt:
                 return other
         return None
+
+
+def prompt_of(request: Request) -> Sequence:
+    """The prompt of a request that is not served: for what the prefix cache keeps of it."""
+    prompt = list(request.prompt)
+    group = SequenceGroup(request, -1, 0)
+    return Sequence(-1, group, 0, 0, (0, (0.0, 0, 0)), prompt, len(prompt))

@@ -103,7 +103,9 @@ async def warm(service: Service, body: WarmRequest, request: Request) -> WarmRes
     prompt = await _prompt(service, body, request)
     ttl_s = TTL_S[body.ttl or "5m"]
     policy = CachePolicy(pin_tokens=len(prompt.tokens), pin_ttl_s=ttl_s)
-    options = RequestOptions(cache_salt=body.cache_salt, cache=policy, model=body.model)
+    options = RequestOptions(
+        cache_salt=body.cache_salt, cache=policy, model=body.model, must_compute=True
+    )
     sampling = Sampling(temperature=0.0, max_tokens=1)
     stream = service.submit(request, "warm", [prompt], sampling, options, streamed=False)
     async with cancel_on_disconnect(request.receive):

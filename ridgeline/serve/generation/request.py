@@ -48,7 +48,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     expects, in tokens. `scoring_field`: the field that asked for log-probabilities of the prompt.
     `grammar_field`: the one that asked for structured output. `model`: the served model or an
     adapter. `cache`: what the prefix cache keeps. `question`: what an answer is looked up by, if
-    similar ones will do. `headers` go with the response.
+    similar ones will do. `headers` go with the response. `must_compute`: no stored answer will do.
     """
 
     priority: int | None = None
@@ -64,6 +64,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     question: Question | None = None
     grammar_field: str | None = None
     headers: Mapping[str, str] = {}
+    must_compute: bool = False
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):

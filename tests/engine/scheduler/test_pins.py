@@ -93,3 +93,26 @@ def test_forgotten_prefix_is_not_found_unless_another_account_pinned_it() -> Non
     serve(sched, "b", 100, 2.0, pin_tokens=8)
     assert sched.forget_prefix(request) == 8
     assert serve(sched, "a3", 100, 3.0).cached_tokens == 8
+
+
+def test_a_pin_is_prolonged_without_computing() -> None:
+    sched = pinning()
+    serve(sched, "a", 100, 0.0, pin_tokens=17, pin_ttl_s=50.0)
+    policy = CachePolicy(pin_tokens=17, pin_ttl_s=50.0)
+    again = replace(make_request("a9", 17, first=100, at_s=40.0), account="a", cache=policy)
+    assert sched.pin_prefix(again) == 16
+    assert not sched.has_work
+    flood(sched, 60.0)
+    assert serve(sched, "a2", 100, 61.0).cached_tokens == 16
+    flood(sched, 91.0)
+    assert serve(sched, "a3", 100, 92.0).cached_tokens == 0
+
+
+def test_a_pin_of_what_is_not_cached_holds_when_it_is_computed() -> None:
+    sched = pinning()
+    policy = CachePolicy(pin_tokens=17, pin_ttl_s=50.0)
+    first = replace(make_request("a0", 17, first=100), account="a", cache=policy)
+    assert sched.pin_prefix(first) == 16
+    serve(sched, "b", 100, 1.0)
+    flood(sched, 2.0)
+    assert serve(sched, "a1", 100, 3.0).cached_tokens == 16
