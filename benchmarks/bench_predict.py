@@ -41,7 +41,8 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.calibration.calibration import Calibration, MachineMemory
 from ridgeline.plan.calibration.fit import CalibrationInputs
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
-from ridgeline.plan.step_time.predict import OperatingPoint, predict_on
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict_on
 from ridgeline.workflows.calibrate.calibrate_engine import (
     calibrated_replica,
     calibration_facts,

@@ -23,7 +23,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ridgeline.plan.simulate.records import RequestOutcome, SimulatedRequest
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.records import Slo
 from ridgeline.twin.servers.behaviour import TwinRun, twin_of
 from ridgeline.twin.servers.command_line import read_command

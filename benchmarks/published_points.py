@@ -31,10 +31,9 @@ from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_weight_dtype
 from ridgeline.plan.calibration.published_efficiency import Efficiency
+from ridgeline.plan.step_time.operating_point import OperatingPoint, Pool
 from ridgeline.plan.step_time.parallel_layout import layout_from
 from ridgeline.plan.step_time.predict import (
-    OperatingPoint,
-    Pool,
     Prediction,
     decode_step_s,
     predict_on,

@@ -26,7 +26,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from ridgeline.errors import UserError
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict
 
 if __package__:
     from benchmarks.published_points import Row, machine_of, read, roofline_times, roomy

@@ -161,12 +161,20 @@ def techniques() -> str:
         lines.append(f"- **Measured**: {row['measured'] or 'not yet on a quiet machine'}")
         lines.append(f"- **On a GPU**: {row.get('gpu', 'never run on one')}")
         lines.append(f"- **Hurts when**: {row['hurts_when']}")
+        commands = [f"`ridgeline {_with_model(text)}`" for text in row.get("modelled", [])]
+        lines.append(f"- **Predicted by**: {', '.join(commands) or row['not_modelled']}")
         lines.append(f"- **`ridgeline optimize`**: {row.get('no_rung', 'tries it.')}")
         lines.append(
             f"- **Code, test, benchmark**: `{row['module']}`; `{row['conformance']}`; "
             f"`{row['benchmark']}`"
         )
     return NOTICE.format(source="ridgeline/techniques.toml") + "\n".join(lines) + "\n"
+
+
+def _with_model(command: str) -> str:
+    """A command of planning with MODEL where it names none."""
+    name, _, rest = command.partition(" ")
+    return command if rest and not rest.startswith("-") else f"{name} MODEL {rest}".rstrip()
 
 
 class Family(NamedTuple):

@@ -15,12 +15,12 @@ from ridgeline.config.improve import (
     OptimizeOptions,
     PlaybookName,
     QuantizeFiles,
-    QuantizeMethod,
     QuantizeOptions,
     ServerKind,
     TargetServerOptions,
 )
 from ridgeline.config.settings import EngineSettings
+from ridgeline.config.shared import QuantizeMethod
 from ridgeline.errors import BadInput
 from ridgeline.hub.download import ensure_downloaded
 from ridgeline.records.progress import Observer, silent

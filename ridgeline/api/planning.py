@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ridgeline.api.keywords import command_options
 from ridgeline.config.load import OperatorTimes, PredictOptions
@@ -16,6 +16,8 @@ from ridgeline.config.planning import (
     PackOptions,
     PlanOptions,
 )
+from ridgeline.config.settings import Speculative
+from ridgeline.config.shared import QuantizeMethod
 from ridgeline.config.tools import TABLES_URL, CatalogueOptions
 from ridgeline.records import KvEviction
 from ridgeline.records.price import Commitment
@@ -44,6 +46,12 @@ def plan(
     input_len: int | None = None,
     output_len: int | None = None,
     request_rate: float = 1.0,
+    dropped_context_share: float = 0.0,
+    document_len: int | None = None,
+    keep_ratio: float | None = None,
+    new_document_share: float = 1.0,
+    fallback_share: float = 0.0,
+    canary_shadow_share: float = 0.0,
     batch_rate: float = 0.0,
     mean_request_rate: float | None = None,
     background_tokens: int | None = None,
@@ -103,6 +111,15 @@ def plan(
         input_len: Prompt tokens of a request (default: 1024).
         output_len: Output tokens of a request (default: 256).
         request_rate: Requests per second, Poisson arrivals.
+        dropped_context_share: Share of the prompt tokens that context reduction drops as
+            duplicates.
+        document_len: Tokens of a prompt that are documents to compress (default: 0).
+        keep_ratio: Share of the documents' tokens that compression keeps (default: not compressed).
+        new_document_share: Share of the documents that were not compressed before, and are read
+            once to score them.
+        fallback_share: Share of the requests that a managed API answers, at its price.
+        canary_shadow_share: Canary: share of the requests whose copy a new version answers, on
+            replicas for it alone.
         batch_rate: Batch requests per second, on average, that the fleet serves in the troughs.
         mean_request_rate: With --batch-rate: mean of the rate over a completion window, of which
             --request-rate is the peak (default: --request-rate).
@@ -169,9 +186,13 @@ def plan(
 def predict(
     model: str | None = None,
     *,
+    what_if: str | None = None,
     accelerator: str | None = None,
     input_len: int = 1024,
     output_len: int = 256,
+    thinking_len: int = 0,
+    thinking_token_budget: int | None = None,
+    beam_width: int = 1,
     max_concurrency: int = 1,
     cached_tokens: int = 0,
     kv_tier_memory_tokens: int = 0,
@@ -179,6 +200,8 @@ def predict(
     kv_tier_memory_bandwidth: int | str | None = None,
     kv_tier_file_bandwidth: int | str | None = None,
     quantization: str | None = None,
+    quantization_method: QuantizeMethod | None = None,
+    embedding_bits: Literal[4, 8] | None = None,
     kv_cache_dtype: str | None = None,
     kv_eviction_config: KvEviction | dict[str, Any] | None = None,
     max_loras: int | None = None,
@@ -197,6 +220,8 @@ def predict(
     num_speculative_tokens: int = 0,
     acceptance: float | None = None,
     draft_model: str | None = None,
+    speculative_config: Speculative | dict[str, Any] | None = None,
+    draft_share: float = 1.0,
     catalogue: str | Path | None = None,
     calibration: str | Path | None = None,
     operators: OperatorTimes = "analytic",
@@ -211,10 +236,15 @@ def predict(
 
     Args:
         model: Name of a published architecture, a config.json, or a model directory.
+        what_if: Edit the model's shape: 'key=N' of layers, channels, experts_per_token,
+            attention_every, own_head, latent, kv_heads, window, global_every and share.
         accelerator: Accelerator, by its name in the catalogue (`ridgeline predict
             --list-models`) (default: the calibrated one).
         input_len: Prompt tokens of a request.
         output_len: Output tokens of a request.
+        thinking_len: Tokens of an output that are thinking.
+        thinking_token_budget: Tokens after which the thinking is ended (default: no limit).
+        beam_width: Beam search: beams of every request.
         max_concurrency: Requests in flight, in a closed loop.
         cached_tokens: Prompt tokens found in the prefix cache.
         kv_tier_memory_tokens: Further tokens found in its memory tier.
@@ -222,8 +252,12 @@ def predict(
         kv_tier_memory_bandwidth: Bytes per second between the KV cache and its memory tier
             (default: 4 GB).
         kv_tier_file_bandwidth: Bytes per second from its files (default: 0.5 GB).
-        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4
-            or nvfp4 (default: as stored).
+        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int8-wo,
+            llm-int8, int4, int4-g64, mxfp4, nvfp4, nf4, sparse-24, sparse-24-int8, or mixed-B of B
+            bits on average (default: as stored).
+        quantization_method: Method of `ridgeline quantize` whose cost to make the weights is
+            predicted too (default: not predicted).
+        embedding_bits: Bits of a packed embedding table (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
             as stored).
         kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy), as
@@ -252,6 +286,10 @@ def predict(
         acceptance: Speculative decoding: probability that a draft token is accepted.
         draft_model: Speculative decoding: draft model on the same devices (default: n-gram
             lookup, at no cost).
+        speculative_config: Speculative decoding, as of `serve`: '{"method": "eagle",
+            "num_speculative_tokens": 3}'; without a number, as many as pay (default: off).
+        draft_share: Share of the sequences that have a draft in a step, such as requests with a
+            prediction; of method auto, that have one by lookup.
         catalogue: TOML catalogue of accelerators to use instead of the built-in.
         calibration: Calibration written by `ridgeline calibrate`; adds its device,
             this-machine.
@@ -382,8 +420,9 @@ def capacity(
         accelerator: Accelerators to consider, separated by commas (default: all).
         context: Context lengths in tokens, separated by commas (default: 2048, 8192, 32768,
             131072 and the model's own limit).
-        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4,
-            mxfp4 or nvfp4 (default: as stored).
+        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int8-wo,
+            llm-int8, int4, int4-g64, mxfp4, nvfp4, nf4, sparse-24, sparse-24-int8, or mixed-B of B
+            bits on average (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default: as
             stored).
         max_devices: Maximum devices, split by tensor parallelism.

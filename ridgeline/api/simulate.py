@@ -7,7 +7,7 @@ from typing import Any
 
 from ridgeline.api.keywords import command_options
 from ridgeline.config.planning import Router, SimulateOptions
-from ridgeline.config.settings import Batching
+from ridgeline.config.settings import Batching, Speculative
 from ridgeline.records import KvEviction
 from ridgeline.workflows.planning import simulate as simulate_workflow
 from ridgeline.workflows.planning.simulate import SimulationResult
@@ -16,6 +16,7 @@ from ridgeline.workflows.planning.simulate import SimulationResult
 def simulate(
     model: str,
     *,
+    what_if: str | None = None,
     workload: str | None = None,
     input_len: int | None = None,
     output_len: int | None = None,
@@ -47,6 +48,12 @@ def simulate(
     max_lora_rank: int = 16,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    enable_chunked_prefill: bool = True,
+    block_size: int = 16,
+    enforce_eager: bool = False,
+    async_scheduling: bool = True,
+    structured_share: float = 0.0,
+    token_rules_share: float = 0.0,
     enable_prefix_caching: bool = False,
     pinned_len: int = 0,
     pinned_prefixes: int = 1,
@@ -65,6 +72,8 @@ def simulate(
     slo_throttle: bool = False,
     num_speculative_tokens: int = 0,
     acceptance: float | None = None,
+    speculative_config: Speculative | dict[str, Any] | None = None,
+    draft_share: float = 1.0,
     autoscale: int | None = None,
     target_in_flight: float = 16.0,
     startup_s: float | str = 120.0,
@@ -85,6 +94,8 @@ def simulate(
 
     Args:
         model: Name of a published architecture, a config.json, or a model directory.
+        what_if: Edit the model's shape: 'key=N' of layers, channels, experts_per_token,
+            attention_every, own_head, latent, kv_heads, window, global_every and share.
         workload: Requests to send: chat-and-code, chat, code,
             synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
             batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
@@ -121,8 +132,9 @@ def simulate(
             (default: the device's own).
         network: Link between nodes, one per device: ethernet-10, -25, -100, infiniband-hdr,
             -ndr, -xdr (default: 400 Gbit/s).
-        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4
-            or nvfp4 (default: as stored).
+        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int8-wo,
+            llm-int8, int4, int4-g64, mxfp4, nvfp4, nf4, sparse-24, sparse-24-int8, or mixed-B of B
+            bits on average (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
             as stored).
         kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy), as
@@ -133,6 +145,12 @@ def simulate(
             --calibration 64).
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
             512).
+        enable_chunked_prefill: Compute long prompts in chunks over several steps.
+        block_size: Tokens of a block of the KV cache.
+        enforce_eager: Launch every kernel from the host, without captured graphs.
+        async_scheduling: Schedule a step while the last one runs.
+        structured_share: Share of the requests whose output follows a schema or a grammar.
+        token_rules_share: Share of the requests with bad_words or a thinking budget.
         enable_prefix_caching: Share the prefixes of recorded and of pinned prompts.
         pinned_len: Tokens at the start of every prompt that are a pinned prefix, as by
             cache_control.
@@ -157,6 +175,10 @@ def simulate(
         slo_throttle: Admit fewer requests while the p95 TTFT or TPOT violates --slo.
         num_speculative_tokens: Speculative decoding: draft tokens per sequence and step.
         acceptance: Speculative decoding: probability that a draft token is accepted.
+        speculative_config: Speculative decoding, as of `serve`: '{"method": "eagle",
+            "num_speculative_tokens": 3}'; without a number, as many as pay (default: off).
+        draft_share: Share of the sequences that have a draft in a step, such as requests with a
+            prediction; of method auto, that have one by lookup.
         autoscale: Scale up to this many replicas: by requests in flight, the age of the queue
             against the TTFT of --slo, and the deadlines of batch requests (default: off).
         target_in_flight: Autoscaling: target requests in flight per replica.

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
+from ridgeline.config.shared import QuantizeMethod
 from ridgeline.config.units import (
     COUNT,
     DURATION,
@@ -26,7 +27,6 @@ PlaybookName = Literal[
     "latency-api", "throughput", "batch", "long-context", "long-output", "out-of-memory"
 ]
 ServerKind = Literal["vllm", "llama-server", "sglang", "trtllm", "tgi", "ridgeline"]
-QuantizeMethod = Literal["rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat"]
 NumberFormat = Literal["int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block"]
 CheckpointFormat = Literal[
     "ridgeline", "compressed-tensors", "gptq", "awq", "gguf", "fp8", "bitsandbytes"

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
 from ridgeline.config.settings import Speculative
+from ridgeline.config.shared import QuantizeMethod
 from ridgeline.config.units import (
     COUNT,
     DURATION,
@@ -444,9 +445,13 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     prefix: ClassVar[str] = "predict_"
 
     model: Annotated[str | None, shared.SHAPE.but(required=False)] = None
+    what_if: Annotated[str | None, shared.WHAT_IF] = None
     accelerator: Annotated[str | None, shared.ACCELERATOR.but(unset="the calibrated one")] = None
     input_len: Annotated[int, shared.INPUT_LEN] = 1024
     output_len: Annotated[int, shared.OUTPUT_LEN] = 256
+    thinking_len: Annotated[int, shared.THINKING_LEN] = 0
+    thinking_token_budget: Annotated[int | None, shared.THINKING_BUDGET] = None
+    beam_width: Annotated[int, shared.BEAM_WIDTH] = 1
     max_concurrency: Annotated[
         int, About("Requests in flight, in a closed loop.", unit=COUNT, old_names=("batch",))
     ] = 1
@@ -478,6 +483,8 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     kv_tier_memory_bandwidth: Annotated[int | None, shared.TIER_MEMORY_BANDWIDTH] = None
     kv_tier_file_bandwidth: Annotated[int | None, shared.TIER_FILE_BANDWIDTH] = None
     quantization: Annotated[str | None, shared.QUANTIZATION] = None
+    quantization_method: Annotated[QuantizeMethod | None, shared.QUANTIZATION_METHOD] = None
+    embedding_bits: Annotated[Literal[4, 8] | None, shared.EMBEDDING_BITS] = None
     kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
     kv_eviction_config: Annotated[KvEviction | None, shared.KV_EVICTION] = None
     max_loras: Annotated[int | None, shared.MAX_LORAS] = None
@@ -503,6 +510,8 @@ class PredictOptions(Section, frozen=True, kw_only=True):
             unset="n-gram lookup, at no cost",
         ),
     ] = None
+    speculative_config: Annotated[Speculative | None, shared.SPECULATIVE] = None
+    draft_share: Annotated[float, shared.DRAFT_SHARE] = 1.0
     input: Annotated[
         str | None,
         About(

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
-from ridgeline.config.settings import Batching
+from ridgeline.config.settings import Batching, Speculative
 from ridgeline.config.units import (
     BYTES,
     COUNT,
@@ -70,6 +70,12 @@ class PlanOptions(Section, frozen=True, kw_only=True):
     input_len: Annotated[int | None, shared.INPUT_LEN.but(unset="1024")] = None
     output_len: Annotated[int | None, shared.OUTPUT_LEN.but(unset="256")] = None
     request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
+    dropped_context_share: Annotated[float, shared.DROPPED_CONTEXT] = 0.0
+    document_len: Annotated[int | None, shared.DOCUMENT_LEN] = None
+    keep_ratio: Annotated[float | None, shared.KEEP_RATIO] = None
+    new_document_share: Annotated[float, shared.NEW_DOCUMENTS] = 1.0
+    fallback_share: Annotated[float, shared.FALLBACK_SHARE] = 0.0
+    canary_shadow_share: Annotated[float, shared.SHADOW_SHARE] = 0.0
     batch_rate: Annotated[float, shared.BATCH_RATE] = 0.0
     mean_request_rate: Annotated[float | None, shared.MEAN_REQUEST_RATE] = None
     background_tokens: Annotated[
@@ -181,6 +187,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     prefix: ClassVar[str] = "simulate_"
 
     model: Annotated[str, shared.SHAPE]
+    what_if: Annotated[str | None, shared.WHAT_IF] = None
     workload: Annotated[str | None, shared.WORKLOAD] = None
     input_len: Annotated[int | None, shared.INPUT_LEN.but(unset="1024")] = None
     output_len: Annotated[int | None, shared.OUTPUT_LEN.but(unset="256")] = None
@@ -236,6 +243,12 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     max_lora_rank: Annotated[int, shared.MAX_LORA_RANK] = 16
     max_num_seqs: Annotated[int | None, shared.SLOTS] = None
     max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
+    enable_chunked_prefill: Annotated[bool, shared.CHUNKED_PREFILL] = True
+    block_size: Annotated[int, shared.BLOCK_TOKENS] = 16
+    enforce_eager: Annotated[bool, shared.ENFORCE_EAGER] = False
+    async_scheduling: Annotated[bool, shared.ASYNC_SCHEDULING] = True
+    structured_share: Annotated[float, shared.STRUCTURED_SHARE] = 0.0
+    token_rules_share: Annotated[float, shared.RULED_SHARE] = 0.0
     enable_prefix_caching: Annotated[
         bool, About("Share the prefixes of recorded and of pinned prompts.")
     ] = False
@@ -278,6 +291,8 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     ] = False
     num_speculative_tokens: Annotated[int, shared.DRAFT_TOKENS] = 0
     acceptance: Annotated[float | None, shared.ACCEPTANCE] = None
+    speculative_config: Annotated[Speculative | None, shared.SPECULATIVE] = None
+    draft_share: Annotated[float, shared.DRAFT_SHARE] = 1.0
     autoscale: Annotated[
         int | None,
         About(

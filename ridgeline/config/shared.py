@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ridgeline.config.option import About
 from ridgeline.config.units import (
     BYTES,
@@ -36,6 +38,9 @@ MODEL_HELP = (
     "'dummy:SHAPE' (random weights)."
 )
 SLO_TERM = r"(ttft|tpot|e2el?|error|attainment):\S+"
+
+QuantizeMethod = Literal["rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat"]
+"""How `ridgeline quantize` rounds weights."""
 
 MODEL = About(
     MODEL_HELP,
@@ -167,7 +172,8 @@ CALIBRATION = About(
     "Calibration written by `ridgeline calibrate`; adds its device, this-machine.", path="input"
 )
 QUANTIZATION = About(
-    "Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4 or nvfp4.",
+    "Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int8-wo, llm-int8, int4, "
+    "int4-g64, mxfp4, nvfp4, nf4, sparse-24, sparse-24-int8, or mixed-B of B bits on average.",
     metavar="FORMAT",
     unset="as stored",
     old_names=("weight-dtype",),
@@ -336,4 +342,76 @@ MAX_FALSE_HITS = About(
     "Limit of the false-hit rate on the different pairs, with 95 % confidence.",
     unit=SHARE,
     range=Range(0, 0.5, exclusive=True),
+)
+WHAT_IF = About(
+    "Edit the model's shape: 'key=N' of layers, channels, experts_per_token, attention_every, "
+    "own_head, latent, kv_heads, window, global_every and share.",
+    metavar="EDITS",
+    since="0.3",
+)
+SPECULATIVE = About(
+    "Speculative decoding, as of `serve`: "
+    '\'{"method": "eagle", "num_speculative_tokens": 3}\'; without a number, as many as pay.',
+    unset="off",
+    since="0.3",
+)
+DRAFT_SHARE = About(
+    "Share of the sequences that have a draft in a step, such as requests with a prediction; of "
+    "method auto, that have one by lookup.",
+    unit=SHARE,
+    since="0.3",
+)
+BEAM_WIDTH = About(
+    "Beam search: beams of every request.", unit=COUNT, range=Range(1, 128), since="0.3"
+)
+EMBEDDING_BITS = About("Bits of a packed embedding table.", unset="as stored", since="0.3")
+QUANTIZATION_METHOD = About(
+    "Method of `ridgeline quantize` whose cost to make the weights is predicted too.",
+    unset="not predicted",
+    since="0.3",
+)
+THINKING_LEN = About(
+    "Tokens of an output that are thinking.", unit=TOKENS, range=NON_NEGATIVE_COUNT, since="0.3"
+)
+THINKING_BUDGET = About(
+    "Tokens after which the thinking is ended.", unit=TOKENS, unset="no limit", since="0.3"
+)
+ENFORCE_EAGER = About("Launch every kernel from the host, without captured graphs.", since="0.3")
+ASYNC_SCHEDULING = About("Schedule a step while the last one runs.", since="0.3")
+STRUCTURED_SHARE = About(
+    "Share of the requests whose output follows a schema or a grammar.", unit=SHARE, since="0.3"
+)
+RULED_SHARE = About(
+    "Share of the requests with bad_words or a thinking budget.", unit=SHARE, since="0.3"
+)
+CHUNKED_PREFILL = About("Compute long prompts in chunks over several steps.", since="0.3")
+BLOCK_TOKENS = About(
+    "Tokens of a block of the KV cache.", unit=COUNT, range=Range(1, 4096), since="0.3"
+)
+DROPPED_CONTEXT = About(
+    "Share of the prompt tokens that context reduction drops as duplicates.",
+    unit=SHARE,
+    since="0.3",
+)
+DOCUMENT_LEN = About(
+    "Tokens of a prompt that are documents to compress.", unit=TOKENS, unset="0", since="0.3"
+)
+KEEP_RATIO = About(
+    "Share of the documents' tokens that compression keeps.",
+    unit=SHARE,
+    unset="not compressed",
+    since="0.3",
+)
+NEW_DOCUMENTS = About(
+    "Share of the documents that were not compressed before, and are read once to score them.",
+    unit=SHARE,
+    since="0.3",
+)
+SHADOW_SHARE = About(
+    "Canary: share of the requests whose copy a new version answers, on replicas for it alone.",
+    unit=SHARE,
+    since="0.3",
+)
+FALLBACK_SHARE = About(
+    "Share of the requests that a managed API answers, at its price.", unit=SHARE, since="0.3"
 )

@@ -1,4 +1,4 @@
-"""Edit the attention of a spec in a few words, and compare the KV cache it then needs.
+"""Edit the shape of a spec in a few words, and compare the KV cache it then needs.
 
     kv_heads=1 window=1024 share=2
 
@@ -6,7 +6,10 @@ Each key is one published way to a smaller cache: fewer KV heads (multi-query at
 2019, arXiv 1911.02150), sliding windows in most layers (Gemma 3 has one layer in six that sees
 everything), one cache for neighbouring layers (cross-layer attention, Brandon et al. 2024, arXiv
 2405.12981), one latent row per token in place of keys and values (MLA, arXiv 2405.04434), and
-fewer bytes per number. Only shapes change: a model has to be trained in the new form.
+fewer bytes per number. Further keys change what a step reads and multiplies, for predictions:
+fewer layers or feed-forward channels (structured pruning, a distilled student), other numbers of
+experts per token, attention in place of states of a fixed size, a separate table for the LM head.
+Only shapes change: a model has to be trained in the new form.
 """
 
 from __future__ import annotations
@@ -92,6 +95,25 @@ def compare_kv(spec: ModelSpec, edits: str) -> KvComparison:
         times=times(edited),
         effects=effects,
     )
+
+
+def edited_spec(spec: ModelSpec, edits: str) -> ModelSpec:
+    """The spec with edits that are written as `key=value`, for a prediction.
+
+    Raises BadInput, also for keys that belong to the comparison of caches.
+    """
+    chosen = parse_edits(edits)
+    for key, flag in (
+        ("context", "--input-len and --output-len"),
+        ("kv_dtype", "--kv-cache-dtype"),
+    ):
+        if key in chosen:
+            raise BadInput(
+                f"--what-if: {key} is no part of the model's shape here",
+                value=f"{key}={chosen[key]}",
+                fix=f"give it as {flag}",
+            )
+    return apply_edits(spec, chosen)
 
 
 def parse_edits(text: str) -> dict[str, int | str]:
@@ -282,7 +304,90 @@ def _with_sharing(spec: ModelSpec, share: int) -> ModelSpec:
     return _with_attention(spec, edit)
 
 
+def _with_layers(spec: ModelSpec, num_layers: int) -> ModelSpec:
+    """As many of the layers, of each kind its share, spread evenly."""
+    total = len(spec.layers)
+    if num_layers > total:
+        raise BadInput(
+            "--what-if: layers is more than the model has",
+            value=f"layers={num_layers}",
+            limit=f"at most {total}",
+        )
+    places: dict[LayerSpec, list[int]] = {}
+    for i, layer in enumerate(spec.layers):
+        places.setdefault(layer, []).append(i)
+    shares = {layer: len(own) * num_layers / total for layer, own in places.items()}
+    counts = {layer: int(share) for layer, share in shares.items()}
+    for layer in sorted(shares, key=lambda each: counts[each] - shares[each]):
+        counts[layer] += sum(counts.values()) < num_layers
+    kept = [own[i * len(own) // counts[k]] for k, own in places.items() for i in range(counts[k])]
+    return replace(spec, layers=tuple(spec.layers[i] for i in sorted(kept)))
+
+
+def _with_channels(spec: ModelSpec, channels: int) -> ModelSpec:
+    """Feed-forward layers, or each expert, with as many channels."""
+
+    def edit(layer: LayerSpec) -> LayerSpec:
+        mlp = layer.mlp
+        return replace(
+            layer,
+            mlp=replace(
+                mlp,
+                gate=replace(mlp.gate, num_out=channels),
+                up=replace(mlp.up, num_out=channels),
+                down=replace(mlp.down, num_in=channels),
+            ),
+        )
+
+    return replace(spec, layers=tuple(edit(layer) for layer in spec.layers))
+
+
+def _with_experts_per_token(spec: ModelSpec, count: int) -> ModelSpec:
+    most = max(layer.mlp.num_experts for layer in spec.layers)
+    if count > most:
+        raise BadInput(
+            "--what-if: experts_per_token is more than a layer has",
+            value=f"experts_per_token={count}",
+            limit=f"at most {most}" if most else "a model with routed experts",
+        )
+    layers = [
+        replace(layer, mlp=replace(layer.mlp, experts_per_token=count))
+        if layer.mlp.num_experts
+        else layer
+        for layer in spec.layers
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
+def _with_attention_every(spec: ModelSpec, every: int) -> ModelSpec:
+    """In a model with states: one layer in `every` attends, as its first attending layer does."""
+    states = next((each.attention for each in spec.layers if each.attention.delta), None)
+    attends = next((each.attention for each in spec.layers if not each.attention.delta), None)
+    if states is None or attends is None:
+        raise BadInput(
+            "--what-if: attention_every needs a model with layers of both kinds, states and "
+            "attention",
+            value=f"attention_every={every}",
+        )
+    layers = [
+        replace(layer, attention=attends if i % every == every - 1 else states)
+        for i, layer in enumerate(spec.layers)
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
+def _with_own_head(spec: ModelSpec, _: int) -> ModelSpec:
+    if not spec.tied_embeddings:
+        raise BadInput("--what-if: the LM head has a separate table already", value=spec.name)
+    return replace(spec, tied_embeddings=False)
+
+
 KEYS: Mapping[str, str] = {
+    "layers": "layers that are kept, of each kind its share",
+    "channels": "channels of each feed-forward layer or expert",
+    "experts_per_token": "experts that a token passes through",
+    "attention_every": "one layer in N attends, the others keep a state; 1: all attend",
+    "own_head": "1: the LM head has a table apart from the embeddings, as after a rotation",
     "latent": f"numbers of the row that MLA caches, next to {LATENT_ROPE_DIM} rotated ones",
     "kv_heads": "KV heads of every layer; 1 is multi-query attention",
     "window": "keys that a windowed layer sees",
@@ -294,6 +399,11 @@ KEYS: Mapping[str, str] = {
 """The keys and what their values mean."""
 
 _EDITS: Mapping[str, Edit] = {
+    "layers": _with_layers,
+    "channels": _with_channels,
+    "experts_per_token": _with_experts_per_token,
+    "attention_every": _with_attention_every,
+    "own_head": _with_own_head,
     "latent": _with_latent,
     "kv_heads": _with_kv_heads,
     "share": _with_sharing,

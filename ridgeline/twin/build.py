@@ -23,9 +23,10 @@ from ridgeline.modelspec.families.shapes import known_shapes, shape_of_repositor
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.simulate.kv_tiers import TierClock, TierSizes, add_tiers
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
+from ridgeline.plan.step_time.operating_point import resolve_limits
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.simulated import HostedStepTimes
 from ridgeline.plan.step_time.speculation import SpeculationModel
 from ridgeline.records.trace import TWIN_OF
 from ridgeline.twin.config import STAND_IN, TwinConfig
@@ -33,7 +34,6 @@ from ridgeline.twin.drafters import drafter_memory, drafter_replica
 from ridgeline.twin.engine import TwinEngine
 from ridgeline.twin.masked_choice import MaskedChoice
 from ridgeline.twin.runner import ModelledRunner, ModelledTiers
-from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.twin.synthetic_model import SyntheticModel, mix, ordinary_tokens
 
 HOST_BYTES_S = 20e9
@@ -222,7 +222,7 @@ def _tokenizer_of(model: str, spec: ModelSpec) -> tuple[Tokenizer, ModelSpec]:
     return load_tokenizer(STAND_IN), replace(spec, eos_token_ids=stand_in.eos_token_ids)
 
 
-def step_times_of(config: TwinConfig, replica: Replica) -> TwinStepTimes:
+def step_times_of(config: TwinConfig, replica: Replica) -> HostedStepTimes:
     """The step times of one replica, with its host and its speculation."""
     drafts, speculation = config.num_speculative_tokens, None
     if drafts:
@@ -231,7 +231,7 @@ def step_times_of(config: TwinConfig, replica: Replica) -> TwinStepTimes:
             acceptance=config.acceptance,
             draft=_placed_drafter(config, replica),
         )
-    return TwinStepTimes(replica, speculation, config.host)
+    return HostedStepTimes(replica, speculation, config.host)
 
 
 def resolved_settings(config: TwinConfig, model: TwinModel, spec: ModelSpec) -> ResolvedSettings:

@@ -7,24 +7,12 @@ from typing import Literal
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.plan.step_time.simulated import HostTime
 from ridgeline.records import KvEviction
 
 MAX_REPLICAS = 64  # each has a thread of its own
 STAND_IN = "demo"
 """The model whose tokenizer a twin uses if its own has no files here."""
-
-
-class HostTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host of a server adds to its steps, in seconds.
-
-    `layer_s`: launching the kernels of one layer, which runs ahead of the device, so that a step
-    takes at least as long as all its launches (0 with captured graphs). `step_s` and `sequence_s`:
-    scheduling that the device waits for (0 where it overlaps with the previous step).
-    """
-
-    layer_s: float = 0.0
-    step_s: float = 0.0
-    sequence_s: float = 0.0
 
 
 class TwinDrafter(msgspec.Struct, frozen=True):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.speculation import shortened
 from ridgeline.twin.config import TwinDrafter
 
 SHORTEST, LONGER = 1, 2  # layers: their difference is one layer without embeddings
@@ -30,7 +29,7 @@ def drafter_replica(
     does not suit it.
     """
     if drafter.kind == "head":
-        return _shortened(replica, SHORTEST)
+        return shortened(replica, SHORTEST)
     if drafter.kind == "model":
         assert draft_spec is not None
         return build_replica(draft_spec, replica.device, replica.layout, kv_dtype=replica.kv_dtype)
@@ -43,17 +42,5 @@ def drafter_memory(drafter: TwinDrafter, replica: Replica, placed: Replica | Non
         return DrafterMemory(0.0, 0.0)
     weights = placed.resident_bytes
     if drafter.kind == "head":
-        weights = _shortened(replica, LONGER).resident_bytes - weights
+        weights = shortened(replica, LONGER).resident_bytes - weights
     return DrafterMemory(weights, placed.cost.kv_bytes_per_token)
-
-
-def _shortened(replica: Replica, num_layers: int) -> Replica:
-    """The model with as many of its last layer only."""
-    spec = replica.spec
-    return build_replica(
-        replace(spec, layers=(spec.layers[-1],) * num_layers),
-        replica.device,
-        replica.layout,
-        weight_dtype=replica.weight_dtype,
-        kv_dtype=replica.kv_dtype,
-    )

@@ -16,9 +16,9 @@ import torch
 from ridgeline.engine.kv_tiers.block_tiers import NoBlockTiers
 from ridgeline.engine.scheduler.plan import Run, RunOutput, StepPlan, StepResult
 from ridgeline.errors import CannotRun
+from ridgeline.plan.step_time.simulated import HostedStepTimes
 from ridgeline.records import TokenLogprobs
 from ridgeline.twin.masked_choice import MaskedChoice
-from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.twin.synthetic_model import SyntheticModel
 
 MAX_CATCH_UP_S = 0.05
@@ -49,7 +49,7 @@ class ModelledRunner:
 
     def __init__(
         self,
-        step_times: TwinStepTimes,
+        step_times: HostedStepTimes,
         model: SyntheticModel,
         masked: MaskedChoice,
         *,

@@ -163,3 +163,20 @@ LOAD_DEPENDENT = (
 @pytest.mark.parametrize("id", [*LOAD_DEPENDENT, "MLA", "GQA", "MQA", "pruning"])
 def test_no_share_is_left_where_the_load_or_the_model_decides(id: str) -> None:
     assert rows()[id].keeps is None
+
+
+def test_every_technique_has_a_figure_here() -> None:
+    """Of a row of the field, of its own term, or of fleets; never two of them."""
+    for id, row in technique.rows().items():
+        method = technique.method_of(id)
+        assert ("moves" in row) == (method is None), id
+        assert row.get("moves", "kv") in TERMS, id
+
+
+@pytest.mark.slow
+def test_a_technique_without_a_row_of_the_field_prints_its_term() -> None:
+    context = topic_context(Settings(model="dummy:llama-1b-32k", max_model_len=2048), ExplainLoad())
+    for id in ("packed-checkpoint", "native-sampling", "stream-resume", "mixed-widths"):
+        lines = dict(technique.page(id, context).lines)
+        assert re.search(r"\d", lines["here"]), id
+        assert lines["predicted by"].startswith("ridgeline ") or lines["not predicted"], id

@@ -12,7 +12,8 @@ from ridgeline.plan.simulate.records import (
     RequestOutcome,
     SimulatedRequest,
 )
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.records import Slo
 from ridgeline.twin.config import TwinConfig
 from tests.fleet.twin_fleet import TwinFleetPlan, goodput, rehearse, simulate_same, waves

@@ -14,7 +14,8 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec, plannin
 from ridgeline.modelspec.cost import kv_bytes_per_token, num_params
 from ridgeline.modelspec.cost.serving_formats import quantised_as
 from ridgeline.modelspec.families.shapes import planning_config
-from ridgeline.plan.step_time.predict import OperatingPoint, Pool, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint, Pool
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.workflows.inspect_model import inspect_model
 
 

@@ -11,7 +11,8 @@ from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.modelspec.cost.adapters import adapted_linears, adapter_params
 from ridgeline.modelspec.cost.inspect import LORA_RANK, inspect_table
 from ridgeline.plan.step_time.memory import memory_budget
-from ridgeline.plan.step_time.predict import OperatingPoint, predict, replica_of
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict, replica_of
 
 POINT = OperatingPoint(model="llama-3.1-8b", device="h100-sxm", isl=512, osl=64, batch=8)
 

@@ -39,8 +39,9 @@ from ridgeline.plan.calibration.fit import (
 )
 from ridgeline.plan.calibration.interference import InterferenceTrace
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
+from ridgeline.plan.step_time.operating_point import OperatingPoint
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.workflows.calibrate.calibrate_engine import request_overheads

@@ -14,8 +14,9 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import SearchSpace, enumerate_layouts, search
 from ridgeline.plan.step_time.memory import memory_budget
+from ridgeline.plan.step_time.operating_point import OperatingPoint
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import OperatingPoint, replica_of
+from ridgeline.plan.step_time.predict import replica_of
 from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.records import Slo
 

@@ -22,7 +22,8 @@ from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import SearchSpace, search
 from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers
 from ridgeline.plan.simulate.single import Arrival, simulate
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.plan.step_time.tier_loads import TierHits
 from ridgeline.records import Slo
 

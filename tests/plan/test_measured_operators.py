@@ -23,7 +23,8 @@ from ridgeline.plan.calibration.published_efficiency import efficiency_of
 from ridgeline.plan.operators import tables
 from ridgeline.plan.operators.curves import Curve, CurveFamily
 from ridgeline.plan.operators.tables import ExpertShape, HeadShape, OperatorTables, operator_tables
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.plan.step_time.waterfall import waterfall
 
 HEADS = HeadShape(num_heads=32, num_kv_heads=8, head_dim=128, window=0)

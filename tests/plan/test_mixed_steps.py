@@ -8,14 +8,9 @@ import pytest
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.step_time.mixed_steps import MixedSteps
+from ridgeline.plan.step_time.operating_point import OperatingPoint
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import (
-    OperatingPoint,
-    decode_step_s,
-    mixed_steps,
-    predict,
-    time_point,
-)
+from ridgeline.plan.step_time.predict import decode_step_s, mixed_steps, predict, time_point
 from ridgeline.plan.step_time.replica import build_replica
 
 DEVICE = find_accelerator("h100-sxm")

@@ -22,15 +22,9 @@ from ridgeline.plan.calibration.published_efficiency import (
     interval,
 )
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
+from ridgeline.plan.step_time.operating_point import OperatingPoint, Pool
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import (
-    OperatingPoint,
-    Pool,
-    predict,
-    predict_lines,
-    predict_on,
-    time_point,
-)
+from ridgeline.plan.step_time.predict import predict, predict_lines, predict_on, time_point
 from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
 

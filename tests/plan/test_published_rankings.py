@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from benchmarks.rank_published import Choice, chosen_by_prediction, regret
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.plan.step_time.predict import OperatingPoint, Prediction, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import Prediction, predict
 
 ROWS = load_catalogue()
 ROOMY = {name: replace(row, memory_bytes=10**15) for name, row in ROWS.items()}

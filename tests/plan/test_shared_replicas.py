@@ -27,7 +27,8 @@ from ridgeline.plan.simulate.records import (
 )
 from ridgeline.plan.simulate.summary import summarise
 from ridgeline.plan.step_time.memory import UTILIZATION, MemoryLimits
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.records import Slo
 from tests.plan.constant_step_times import ConstantStepTimes

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 import ridgeline
 from ridgeline.cli.main import main
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.plan.step_time.predict import OperatingPoint, Pool, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint, Pool
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.plan.step_time.waterfall import TimeTerm, Waterfall, waterfall
 
 POOL = OperatingPoint(

@@ -25,7 +25,8 @@ from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.fleet import simulate_fleet
 from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.simulate.records import FleetConfig, ReplicaConfig, SimulatedRequest
-from ridgeline.plan.step_time.predict import OperatingPoint, predict_on
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict_on
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.plan.step_time.speculation import SpeculationModel

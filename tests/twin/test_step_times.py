@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.plan.step_time.simulated import HostTime
 from ridgeline.twin.build import plan_twin, step_times_of
-from ridgeline.twin.config import HostTime, TwinConfig
+from ridgeline.twin.config import TwinConfig
 
 HOSTS = {
     "captured graphs": HostTime(),
     "scheduling waits": HostTime(step_s=0.8e-3, sequence_s=6e-6),
+    "masks": HostTime(token_s=1e-4),
     "launches take longer": HostTime(layer_s=5e-3, step_s=0.8e-3, sequence_s=6e-6),
 }
 

@@ -27,7 +27,8 @@ from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.arrivals import Arrivals, Closed, Renewal
 from ridgeline.plan.simulate.single import Arrival, simulate
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.records import KvEviction, RequestTrace, RunTrace
 from ridgeline.twin.build import open_engine, plan_twin, twin_spec

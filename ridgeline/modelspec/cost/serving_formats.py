@@ -9,8 +9,11 @@ weights for int4, 1 byte per 32 for mxfp4.
 A device without an arithmetic peak for a format unpacks the weights and computes in bfloat16.
 
 Checkpoints come in further formats: `intN-gM` and `intN-row` (weight-only, a scale per group or
-row; with `-experts`, only the experts are quantised), `float8_e4m3-bN` (blocks), `nvfp4`, `nf4` and
-`gguf-B` (B bits per weight on average, scales included).
+row; with `-experts`, only the experts are quantised), `float8_e4m3-bN` (blocks), `nvfp4`, `nf4`,
+`gguf-B` and `mixed-B` (B bits per weight on average, scales included), 2:4 sparse weights in 16
+bits (`sparse24`) and in INT8 (`int8_sparse24`), whose products count at the dense rate, and
+`llm-int8`: INT8 with one input in sixteen in 16 bits too, the most that `ridgeline quantize` keeps
+apart.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ from ridgeline.modelspec.format import (
     INT8,
     MXFP4,
     NVFP4,
+    SPARSE24,
+    SPARSE24_INT8,
     Format,
     dense,
 )
@@ -88,16 +93,22 @@ SERVING_FORMATS: Mapping[str, ServingFormat] = MappingProxyType(
             format=Format(kind="nf4", bits=4, group_size=64, scale_bytes=4),
             computed_in=WIDE_DTYPES,
         ),
+        "sparse24": ServingFormat(format=SPARSE24, computed_in=WIDE_DTYPES),
+        "int8_sparse24": ServingFormat(format=SPARSE24_INT8, computed_in=("int8", *WIDE_DTYPES)),
+        "llm-int8": ServingFormat(
+            format=Format(kind="llm-int8", bits=8 + 16 / 16, scale_bytes=4),
+            computed_in=("int8", *WIDE_DTYPES),
+        ),
     }
 )
 _INTEGERS = re.compile(r"int([2-8])-(?:row|g([1-9]\d*))(-experts)?")
 _FP8_BLOCKS = re.compile(r"float8_e4m3-b([1-9]\d*)")
-_GGUF = re.compile(r"gguf-(\d+\.\d\d)")
+_MEAN_BITS = re.compile(r"gguf-(\d+\.\d\d)|mixed-([2-8](?:\.\d+)?)")
 _SHORT_NAMES = MappingProxyType(
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3", "fp4": "mxfp4"}
     | {"fp8-block": "float8_block", "fp8_block": "float8_block"}
     | {"int8_wo": "int8-row", "int4_wo": "int4", "w4a16_mxfp4": "mxfp4", "int8-wo": "int8-row"}
-    | {"int4-wo": "int4"}
+    | {"int4-wo": "int4", "sparse-24": "sparse24", "sparse-24-int8": "int8_sparse24"}
 )
 
 
@@ -114,8 +125,8 @@ def serving_format(name: str) -> ServingFormat:
     if match := _FP8_BLOCKS.fullmatch(name):
         made = Format(kind=name, bits=8, group_size=int(match[1]), scale_bytes=0)
         return ServingFormat(format=made, computed_in=("float8_e4m3", *WIDE_DTYPES), blocks=True)
-    if match := _GGUF.fullmatch(name):
-        made = Format(kind=name, bits=float(match[1]))
+    if match := _MEAN_BITS.fullmatch(name):
+        made = Format(kind=name, bits=float(match[1] or match[2]))
     else:
         raise BadInput("unknown weight dtype", value=name, limit=", ".join(SERVING_FORMATS))
     return ServingFormat(format=made, computed_in=WIDE_DTYPES)

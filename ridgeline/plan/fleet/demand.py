@@ -66,7 +66,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     while there is less than `rate`; `mean_rate`: the mean rate over their completion window.
     `background_tokens`: of batch requests in a step, at most. `answers`: what a response cache
     answers of the `rate`, without a step; lengths are those of the others. `pinned`: prefixes that
-    all requests find, and that take their part of the cache.
+    all requests find, and that take their part of the cache. `scored`: tokens of documents that are
+    read for each request to compress them. `fallback`: share of the rate that a managed API
+    answers. `shadow`: share whose copy a new version answers, on replicas for it alone.
     """
 
     rate: float
@@ -82,16 +84,29 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     background_tokens: int | None = None
     answers: StoredAnswers = NO_ANSWERS
     pinned: PinnedPrefixes = NO_PINS
+    scored: int = 0
+    fallback: float = 0.0
+    shadow: float = 0.0
+
+    @property
+    def computed_share(self) -> float:
+        """Of the requests, those that neither a cache nor an API answers."""
+        return self.answers.computed_share * (1 - self.fallback)
 
     @property
     def computed_rate(self) -> float:
-        """Requests per second that no cache answers."""
-        return self.rate * self.answers.computed_share
+        """Requests per second that neither a cache nor an API answers."""
+        return self.rate * self.computed_share
 
     @property
     def computed_isl(self) -> int:
-        """Prompt tokens of a computed request, with those of the questions that are embedded."""
-        return self.isl + self.answers.embedded_tokens
+        """Prompt tokens of a computed request, with those that are read before it: of questions to
+        embed them, and of documents to compress them."""
+        return self.isl + self.answers.embedded_tokens + self.scored
+
+    def canary_replicas(self, rate: float) -> int:
+        """Replicas of that rate that a new version needs for its copies."""
+        return math.ceil(self.shadow * self.computed_rate / rate)
 
     @property
     def found(self) -> int:
@@ -103,13 +118,13 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         step of `step_s` seconds takes batch requests as far as it stays within the SLO, so both
         count the same, but no more of their tokens than `background_tokens`."""
         mean_rate = self.rate if self.mean_rate is None else self.mean_rate
-        mean_rate *= self.answers.computed_share
+        mean_rate *= self.computed_share
         needed = max(self.computed_rate, mean_rate + self.batch_rate) / rate
         if self.background_tokens is not None and self.batch_rate:
             per_request = self.isl - self.found + self.osl
             lane_rate = self.background_tokens / step_s / per_request
             needed = max(needed, self.batch_rate / lane_rate)
-        return math.ceil(needed)
+        return math.ceil(needed) + self.canary_replicas(rate)
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= MAX_RATE:
@@ -123,6 +138,12 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
                 "the mean rate of requests cannot exceed their peak",
                 value=f"{self.mean_rate:g}/s" if self.mean_rate else self.batch_rate,
                 limit=f"0..{self.rate:g}/s",
+            )
+        if not (0 <= self.fallback < 1 and 0 <= self.shadow <= 1):
+            raise BadInput(
+                "the shares of an API and of copies leave nothing to plan for",
+                value=f"{self.fallback:g} and {self.shadow:g}",
+                limit="0..1, and below 1 of the API",
             )
         if min(self.isl, self.osl) < 1 or not 0 <= self.cached < self.isl:
             raise BadInput(

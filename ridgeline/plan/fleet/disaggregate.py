@@ -24,8 +24,9 @@ from ridgeline.plan.fleet.cache_needs import cache_needs
 from ridgeline.plan.fleet.demand import Demand, wait_quantile
 from ridgeline.plan.fleet.search import Candidate, batch_sizes
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
+from ridgeline.plan.step_time.operating_point import OperatingPoint
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import OperatingPoint, decode_step_s
+from ridgeline.plan.step_time.predict import decode_step_s
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import Slo
 from ridgeline.report.numbers import rounded

@@ -27,8 +27,9 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION, require_context
+from ridgeline.plan.step_time.operating_point import OperatingPoint
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
-from ridgeline.plan.step_time.predict import OperatingPoint, time_point
+from ridgeline.plan.step_time.predict import time_point
 from ridgeline.plan.step_time.replica import Replica, build_replica
 
 MAX_BUSY = 0.7  # share of a device's time that is allocated; beyond it queues grow quickly

@@ -29,9 +29,9 @@ from ridgeline.plan.fleet.demand import Demand, meets_slo
 from ridgeline.plan.fleet.queueing import PoissonLoad, load_in_flight
 from ridgeline.plan.step_time.adapters import NO_ADAPTERS, AdapterLoad
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget, require_context
+from ridgeline.plan.step_time.operating_point import OperatingPoint
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
 from ridgeline.plan.step_time.predict import (
-    OperatingPoint,
     decode_step_s,
     loads_of,
     mixed_steps,
@@ -326,6 +326,7 @@ def _candidate(
     watts = None if tdp_w is None else tdp_w * num_devices
     dollars = None if price is None else price * num_devices
     share = _input_share(at.prompt_s, demand.osl * decode_s / point.batch)
+    served = demand.rate * (1 - demand.fallback)
     return Candidate(
         device=machine.device.name,
         layout=machine.layout,
@@ -349,10 +350,10 @@ def _candidate(
         ttft_interval_s=ttft,
         tpot_interval_s=tpot,
         dollars_per_hour=dollars,
-        input_dollars_per_mtok=_per_mtok(dollars, share, demand.rate * demand.isl),
-        output_dollars_per_mtok=_per_mtok(dollars, 1 - share, demand.rate * demand.osl),
+        input_dollars_per_mtok=_per_mtok(dollars, share, served * demand.isl),
+        output_dollars_per_mtok=_per_mtok(dollars, 1 - share, served * demand.osl),
         watts=watts,
-        joules_per_output_token=None if watts is None else watts / (demand.rate * demand.osl),
+        joules_per_output_token=None if watts is None else watts / (served * demand.osl),
     )
 
 
@@ -376,7 +377,8 @@ def _at_demand(
         kv_dtype=fleet.kv_dtype,
     )
     machine = adapters.on(machine)
-    rate, low, high = demand.computed_rate / fleet.num_replicas, 1, fleet.batch
+    serving = fleet.num_replicas - demand.canary_replicas(fleet.rate)
+    rate, low, high = demand.computed_rate / serving, 1, fleet.batch
     while low < high:
         middle = (low + high) // 2
         point = _point(demand, middle, fleet.max_num_batched_tokens)

@@ -39,8 +39,9 @@ from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_cat
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
+from ridgeline.modelspec.what_if import edited_spec
 from ridgeline.plan.calibration.published_efficiency import interval
-from ridgeline.plan.step_time.adapters import DEFAULT_RANK, with_adapters
+from ridgeline.plan.step_time.adapters import with_adapters
 from ridgeline.plan.step_time.memory import (
     MemoryBudget,
     MemoryLimits,
@@ -50,79 +51,21 @@ from ridgeline.plan.step_time.memory import (
     require_fit,
 )
 from ridgeline.plan.step_time.mixed_steps import MixedSteps, max_chunks, num_chunks
+from ridgeline.plan.step_time.operating_point import (
+    OperatingPoint,
+    Pool,
+    check_speculative,
+    resolve_limits,
+    validate_point,
+)
+from ridgeline.plan.step_time.packed_table import with_packed_table
 from ridgeline.plan.step_time.parallel_layout import layout_from
+from ridgeline.plan.step_time.quantization_cost import QuantizationCost, quantization_cost
 from ridgeline.plan.step_time.replica import Replica, build_replica, with_measured_operators
-from ridgeline.plan.step_time.speculation import SpeculationModel
-from ridgeline.plan.step_time.tier_loads import TierHits, TierLoads, tier_loads
+from ridgeline.plan.step_time.speculation import SpeculationModel, speculation_of
+from ridgeline.plan.step_time.tier_loads import TierLoads, tier_loads
 from ridgeline.records import KvEviction
 from ridgeline.roofline import bound
-
-MAX_NUM_BATCHED_TOKENS = 8192
-MAX_NUM_SEQS = 256
-ENGINE_TOKENS, ENGINE_NUM_SEQS = 512, 64  # defaults of Ridgeline's engine on a CPU
-
-
-class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The replicas of one role in disaggregated serving: their number, and the layout of each."""
-
-    workers: int = 1
-    tp: int = 1
-    pp: int = 1
-    attention_dp: int = 1
-    moe_tp: int | None = None
-    moe_ep: int = 1
-
-
-class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model on a device with a workload in a closed loop.
-
-    Dtypes None: as stored in the checkpoint. `cached`: prompt tokens found in the prefix cache.
-    `num_speculative_tokens` tokens are drafted per step, each accepted with probability
-    `acceptance`; `draft_model` runs on the same devices (None: prompt lookup, free of cost).
-
-    `attention_dp` groups of `tp` devices hold different sequences and share the experts, which are
-    spread `ep` ways whole and `moe_tp` ways by their matrices (None: over what `ep` leaves).
-    `cp` devices for each of the `tp` divide the KV cache of every sequence; with `sp`, the `tp`
-    devices each normalise a part of a step's rows.
-    `backend`: the engine whose overheads are predicted (None: the mean of those known). With
-    `prefill` and `decode`, prompts and answers are computed by separate pools, and `tp`, `pp`, `ep`
-    and `attention_dp` are unused.
-
-    `kv_eviction`: a policy of Ridgeline's engine that caps the tokens of a sequence in the cache.
-    `tiers`: prompt tokens behind the cached ones that are found in tiers of the KV cache.
-    `max_loras` adapters of `max_lora_rank` are loaded, and all of them used in every step.
-    """
-
-    model: str
-    device: str
-    isl: int
-    osl: int
-    batch: int = 1
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    attention_dp: int = 1
-    moe_tp: int | None = None
-    cp: int = 1
-    sp: bool = False
-    backend: str | None = None
-    prefill: Pool | None = None
-    decode: Pool | None = None
-    weight_dtype: str | None = None
-    kv_dtype: str | None = None
-    cached: int = 0
-    max_num_batched_tokens: int | None = None
-    num_speculative_tokens: int = 0
-    acceptance: float | None = None
-    draft_model: str | None = None
-    kv_eviction: KvEviction | None = None
-    tiers: TierHits | None = None
-    max_loras: int | None = None
-    max_lora_rank: int = DEFAULT_RANK
-
-    def tokens_per_step(self, machine: Replica) -> int:
-        """`max_num_batched_tokens`, or the default of the engine that runs on the device."""
-        return resolve_limits(machine, None, self.max_num_batched_tokens)[1]
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +74,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     `decode_ms`: one decode step of the whole batch. `tpot_ms`: the mean step of a decoding client,
     including other clients' prompts. `mbu`, `mfu`: share of the device's dense peaks that the
     decode step uses. `interval`: 80 % intervals by field name. `tiers`: what is loaded from tiers
-    of the KV cache, None where nothing was found there.
+    of the KV cache, None where nothing was found there. `making`: what quantising the weights
+    costs once, None where no method was named.
     """
 
     ttft_ms: float
@@ -148,6 +92,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str
     tiers: TierLoads | None = None
     kv_tokens_each: float | None = None
+    making: QuantizationCost | None = None
 
 
 class PointTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,11 +124,27 @@ def predict(
     validate_point(point)
     rows = _catalogue() if catalogue is None else dict(catalogue)
     if point.prefill is None or point.decode is None:
-        return predict_on(replica_of(point, rows, measured=measured), point)
+        machine = replica_of(point, rows, measured=measured)
+        found = predict_on(machine, point)
+        return msgspec.structs.replace(found, making=_making(machine, point, rows))
     prefill, decode = (
         replica_of(point, rows, pool, measured=measured) for pool in (point.prefill, point.decode)
     )
     return predict_pools(point, prefill, decode)
+
+
+def _making(
+    machine: Replica, point: OperatingPoint, rows: Mapping[str, Accelerator]
+) -> QuantizationCost | None:
+    """What the point's method costs once, and how much device time each request then saves."""
+    if point.quantization_method is None:
+        return None
+    plain = msgspec.structs.replace(point, weight_dtype=None, quantization_method=None)
+    before, after = (
+        time_point(each, where, speculation_model(each, where)).device_s
+        for each, where in ((replica_of(plain, rows), plain), (machine, point))
+    )
+    return quantization_cost(machine, point.quantization_method, before - after)
 
 
 def replica_of(
@@ -202,6 +163,8 @@ def replica_of(
         moe_ep=point.ep,
     )
     spec = _planning_spec(point.model)
+    if point.what_if is not None:
+        spec = edited_spec(spec, point.what_if)
     layout = layout_from(
         spec,
         place.tp,
@@ -219,6 +182,8 @@ def replica_of(
         kv_dtype=None if point.kv_dtype is None else parse_kv_dtype(point.kv_dtype),
         backend=point.backend,
     )
+    if point.embedding_bits is not None:
+        machine = with_packed_table(machine, point.embedding_bits)
     if measured and point.max_loras is not None:
         raise CannotRun(
             "--operators measured cannot be combined with adapters: their products are missing",
@@ -287,7 +252,7 @@ def predict_on(
     tokens = point.tokens_per_step(machine)
     fits = memory_budget(machine, limits or _memory_limits(machine, point))
     if point.kv_eviction is None:
-        require_fit(machine, fits, context, point.batch)
+        require_fit(machine, fits, point.isl + point.beam_width * point.osl, point.batch)
     else:
         _require_fit_evicting(machine, fits, point, point.kv_eviction)
     drafts = speculation_model(machine, point)
@@ -345,45 +310,10 @@ def _memory_limits(machine: Replica, point: OperatingPoint) -> MemoryLimits:
     return MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=max(num_seqs, point.batch))
 
 
-def resolve_limits(machine: Replica, num_seqs: int | None, tokens: int | None) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens): as given, or the defaults of the engine on it."""
-    is_ridgeline = machine.calibration is not None
-    return (
-        num_seqs or (ENGINE_NUM_SEQS if is_ridgeline else MAX_NUM_SEQS),
-        tokens or (ENGINE_TOKENS if is_ridgeline else MAX_NUM_BATCHED_TOKENS),
-    )
-
-
-def validate_point(point: OperatingPoint) -> None:
-    """Raise BadInput for a number out of range."""
-    if (point.prefill is None) != (point.decode is None):
-        raise BadInput(
-            "disaggregated serving needs both pools",
-            value="prefill" if point.decode is None else "decode",
-            fix="give prefill and decode, or neither",
-        )
-    pools = [pool for pool in (point.prefill, point.decode) if pool is not None]
-    if any(pool.workers < 1 for pool in pools):
-        raise BadInput("a pool needs workers", value=0, limit=">= 1")
-    for name in ("isl", "osl", "batch", "max_num_batched_tokens", "max_loras", "max_lora_rank"):
-        value = getattr(point, name)
-        if value is not None and value < 1:
-            raise BadInput(f"{name} must be positive", value=value, limit=">= 1")
-    if not 0 <= point.cached < point.isl:
-        raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
-    if point.tiers is not None:
-        point.tiers.check()
-        if point.cached + point.tiers.tokens >= point.isl:
-            raise BadInput(
-                "tokens in the prefix cache and its tiers must be below isl",
-                value=point.cached + point.tiers.tokens,
-                limit=f"0..{point.isl - 1}",
-            )
-
-
 def decoding_sequences(machine: Replica, point: OperatingPoint) -> int:
-    """Sequences of one attention group in one micro-batch."""
-    return math.ceil(point.batch / machine.layout.pp / machine.layout.num_attention)
+    """Sequences of one attention group in one micro-batch, beams counted one by one."""
+    requests = math.ceil(point.batch / machine.layout.pp / machine.layout.num_attention)
+    return requests * point.beam_width
 
 
 def middle_of_answer(point: OperatingPoint) -> int:
@@ -395,12 +325,19 @@ def _tokens_each(machine: Replica, point: OperatingPoint) -> float:
     """Tokens in the cache of one sequence at its end."""
     context = point.isl + point.osl
     if point.kv_eviction is None:
-        return machine.cost.kv_tokens(context)
+        whole = machine.cost.kv_tokens(context)
+        return whole + (point.beam_width - 1) * (whole - machine.cost.kv_tokens(point.isl))
     return held_tokens(point.kv_eviction, point.isl, context)
 
 
 def speculation_model(machine: Replica, point: OperatingPoint) -> SpeculationModel | None:
     """The speculation of a point, or None. Raises BadInput if its options are incomplete."""
+    if point.speculative is not None:
+        check_speculative(point)
+        drafts = speculation_of(
+            point.speculative, point.acceptance, point.draft_share, machine, _planning_spec
+        )
+        return drafts.at(machine, decoding_sequences(machine, point), middle_of_answer(point))
     if not point.num_speculative_tokens:
         if point.acceptance is not None or point.draft_model is not None:
             raise BadInput(
@@ -420,7 +357,11 @@ def speculation_model(machine: Replica, point: OperatingPoint) -> SpeculationMod
         draft_spec = _planning_spec(point.draft_model)
         draft = build_replica(draft_spec, machine.device, machine.layout, kv_dtype=machine.kv_dtype)
     return SpeculationModel(
-        num_tokens=point.num_speculative_tokens, acceptance=point.acceptance, draft=draft
+        num_tokens=point.num_speculative_tokens,
+        acceptance=point.acceptance,
+        draft=draft,
+        share=point.draft_share,
+        computed=point.draft_share,
     )
 
 
@@ -464,10 +405,11 @@ def mixed_steps(
     """The steps of one micro-batch of one attention group at this point."""
     loads = loads_of(machine, point)
     cached = point.cached + loads.tokens
-    active, new = decoding_sequences(machine, point), point.isl - cached
+    width = point.beam_width
+    active, new = decoding_sequences(machine, point) // width, point.isl - cached
     groups = machine.layout.num_attention
     num_rounds = min(machine.layout.pp, math.ceil(point.batch / groups))
-    room = max(1, point.tokens_per_step(machine) - (active - 1))
+    room = max(1, point.tokens_per_step(machine) - (active - 1) * width)
     clients = point.batch / groups / num_rounds
     steps = steps_of_request(point, clients, num_chunks(new, room), max_chunks(new, room))
     # All other sequences decode during a prompt, unless the workload consists mostly of prompts.
@@ -475,9 +417,11 @@ def mixed_steps(
     return MixedSteps(
         machine,
         prompt=(cached, point.isl),
-        decoding=(others, middle_of_answer(point)),
+        decoding=(others * width, middle_of_answer(point)),
         room=room,
-        decode_s=_decode_s(machine, point, drafts, active if others == active - 1 else others),
+        decode_s=_decode_s(
+            machine, point, drafts, (active if others == active - 1 else others) * width
+        ),
         num_rounds=num_rounds,
         copy_s=loads.copy_s,
     )

@@ -21,8 +21,8 @@ import msgspec
 
 from ridgeline.errors import RidgelineError
 from ridgeline.hardware.catalogue import Accelerator, load_catalogue
+from ridgeline.plan.step_time.operating_point import OperatingPoint
 from ridgeline.plan.step_time.predict import (
-    OperatingPoint,
     Prediction,
     decode_pool_factor,
     decoding_sequences,
@@ -106,10 +106,13 @@ def decode_terms(machine: Replica, point: OperatingPoint) -> dict[str, StepTerm]
     batch, held = decoding_sequences(machine, point), middle_of_answer(point)
     if drafts is None:
         return machine.step_terms(((batch, 1, held),), batch)
-    rows, tokens = drafts.num_tokens + 1, drafts.tokens_per_step
-    terms = machine.step_terms(((batch, rows, held),), batch * rows)
-    terms = {name: _scaled(term, 1 / tokens) for name, term in terms.items()}
-    return {**terms, "draft model": StepTerm(0.0, 0.0, drafts.draft_s(batch, held) / tokens)}
+    tokens, total = drafts.tokens_per_step, dict[str, StepTerm]()
+    for step in drafts.steps(batch, held):
+        for name, term in machine.step_terms(step.groups, step.num_sampled).items():
+            known = total.get(name, StepTerm(0.0, 0.0, 0.0))
+            total[name] = _sum(known, _scaled(term, step.weight / tokens))
+    drafting_s = drafts.draft_s(machine, batch, held) / tokens
+    return {**total, "drafts": StepTerm(0.0, 0.0, drafting_s)}
 
 
 def prompt_terms(machine: Replica, point: OperatingPoint) -> dict[str, StepTerm]:
@@ -119,7 +122,7 @@ def prompt_terms(machine: Replica, point: OperatingPoint) -> dict[str, StepTerm]
     for groups, sampled in mixed.steps_of_prompt():
         for name, term in machine.step_terms(groups, sampled).items():
             known = total.get(name, StepTerm(0.0, 0.0, 0.0))
-            total[name] = StepTerm(*(a + b for a, b in zip(known, term, strict=True)))
+            total[name] = _sum(known, term)
     if mixed.copy_s:
         total["copies from KV tiers"] = StepTerm(0.0, 0.0, mixed.copy_s)
     taken_s = sum(term.seconds for term in total.values())
@@ -191,6 +194,10 @@ def _bound(term: StepTerm) -> str:
     if max(term.memory_s, term.compute_s) == 0:
         return ""
     return "bandwidth" if term.memory_s >= term.compute_s else "compute"
+
+
+def _sum(first: StepTerm, second: StepTerm) -> StepTerm:
+    return StepTerm(*(a + b for a, b in zip(first, second, strict=True)))
 
 
 def _scaled(term: StepTerm, factor: float) -> StepTerm:

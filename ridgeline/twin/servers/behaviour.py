@@ -11,14 +11,17 @@ import re
 import msgspec
 
 from ridgeline.errors import BadInput, DoesNotFit
+from ridgeline.plan.step_time.simulated import (
+    LAUNCH_ATTENTION_S,
+    LAUNCH_LAYER_S,
+    SCHEDULE_SEQUENCE_S,
+    SCHEDULE_STEP_S,
+    HostTime,
+)
 from ridgeline.twin.build import TwinModel
-from ridgeline.twin.config import HostTime, TwinConfig, TwinDrafter
+from ridgeline.twin.config import TwinConfig, TwinDrafter
 from ridgeline.twin.servers.command_line import ServerLine
 
-LAUNCH_LAYER_S = 250e-6  # about 13 kernels of 20 us in each layer, without captured graphs
-LAUNCH_ATTENTION_S = 60e-6  # three of them, and of the graphs around, with attention apart
-SCHEDULE_STEP_S = 0.8e-3  # scheduling and output processing that do not overlap with the device
-SCHEDULE_SEQUENCE_S = 6e-6
 GRAPH_BYTES_SHARE = 0.02  # of the device, for captured graphs
 GIB = 1 << 30
 MAX_SHARE = 0.97  # beyond it, allocations outside of the budget fail while serving

@@ -28,7 +28,8 @@ from ridgeline.modelspec.families.shapes import known_shapes, planning_config
 from ridgeline.modelspec.families.unsupported import UNSUPPORTED, planned_as
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 from ridgeline.plan.step_time.memory import UTILIZATION
-from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import predict
 from ridgeline.report.result import Result
 from ridgeline.workflows.planning.device_catalogue import default_device, read_catalogue
 

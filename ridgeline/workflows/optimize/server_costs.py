@@ -31,11 +31,11 @@ from ridgeline.modelspec.rewrite import apply_quantization, with_kv_dtype
 from ridgeline.optimize.external.split_layout import SplitLayout, read_split
 from ridgeline.optimize.server_settings import WHOLE_COMMAND, flags_of
 from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers
+from ridgeline.plan.step_time.simulated import HostedStepTimes
 from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.twin.config import TwinConfig
 from ridgeline.twin.servers.behaviour import TwinRun, format_of_checkpoint, twin_of
 from ridgeline.twin.servers.command_line import ServerLine, find_command
-from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.workflows.configuration_costs import StepBounds
 from ridgeline.workflows.optimize.calibrated_step_times import StepSeconds
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe
@@ -202,7 +202,7 @@ class ServerCosts:
 
         return plan_twin(config).num_kv_tokens
 
-    def _step_times(self, settings: Settings) -> TwinStepTimes | None:
+    def _step_times(self, settings: Settings) -> HostedStepTimes | None:
         config = self.modelled_server(settings)
         if config is None:
             return None

@@ -37,7 +37,7 @@ from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import workload_lengths
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
-from ridgeline.workflows.planning.plan import NUM_SAMPLES
+from ridgeline.workflows.planning.plan_demand import NUM_SAMPLES
 
 
 class PaymentTerms(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,8 +40,7 @@ from ridgeline.plan.deploy.clusters import (
 )
 from ridgeline.plan.deploy.launch import LaunchPlan, launch_commands
 from ridgeline.plan.deploy.manifests import Manifests, render_manifests
-from ridgeline.plan.fleet.cache_needs import check_pins
-from ridgeline.plan.fleet.demand import Demand, PinnedPrefixes, StoredAnswers, demand_of
+from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.disaggregate import DisaggregationVerdict, judge_disaggregation
 from ridgeline.plan.fleet.infeasible import explain_infeasible
 from ridgeline.plan.fleet.search import (
@@ -52,23 +51,26 @@ from ridgeline.plan.fleet.search import (
     other_layouts,
     search,
 )
-from ridgeline.plan.simulate.answer_cache import QUESTION_TOKENS
 from ridgeline.plan.step_time.adapters import AdapterLoad
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
 from ridgeline.plan.step_time.replica import Replica, build_replica
-from ridgeline.plan.step_time.tier_loads import require_no_rates, tier_hits, tier_loads
+from ridgeline.plan.step_time.tier_loads import tier_loads
 from ridgeline.records import Slo
 from ridgeline.records.price import Commitment
 from ridgeline.report.files import write_files
 from ridgeline.report.numbers import rounded
 from ridgeline.report.result import Result
-from ridgeline.workflows.load.workload_lengths import ISL, OSL, is_text, workload_lengths
+from ridgeline.workflows.load.workload_lengths import is_text
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
-from ridgeline.workflows.planning.live_demand import LiveTraffic, live_demand
+from ridgeline.workflows.planning.plan_demand import (
+    LiveTraffic,
+    demand_of_options,
+    live_demand,
+    with_options,
+)
 from ridgeline.workflows.planning.plan_page import plan_page
 
 MAX_FLEETS_SHOWN = 8
-NUM_SAMPLES = 1000  # requests of a workload that its lengths are taken from
 
 
 class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,8 @@ class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
 
     Dollars. `terms`: commitment, provider and region of the device price. The API is the cheapest
     one known, without its discounts; its fields are None where no price of one is known.
+    `fallback_per_month`: what it charges for the requests that the fleet leaves to it, which
+    `per_month` does not contain.
     `break_even_rate`: requests per second of one replica above which it costs less than the API,
     None if it never does.
     """
@@ -87,6 +91,7 @@ class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
     api: str | None = None
     api_per_month: float | None = None
     break_even_rate: float | None = None
+    fallback_per_month: float = 0.0
 
     @property
     def sentence(self) -> str:
@@ -95,9 +100,12 @@ class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
             f"Rent {self.fleet}: ${self.per_hour:,.2f} an hour, ${self.per_month:,.0f} a month "
             f"({self.terms})."
         )
+        if self.fallback_per_month:
+            rent += f" The requests left to the API cost ${self.fallback_per_month:,.0f} more."
         if self.api is None or self.api_per_month is None:
             return f"{rent} No price of an API with a model of this architecture is known."
-        cheaper = "renting" if self.per_month < self.api_per_month else "the API"
+        total = self.per_month + self.fallback_per_month
+        cheaper = "renting" if total < self.api_per_month else "the API"
         verdict = f"{cheaper} is cheaper at this load"
         if self.break_even_rate is not None:
             verdict += (
@@ -156,11 +164,11 @@ def plan(options: PlanOptions) -> PlanResult:
     catalogue = with_links(rows, options.interconnect, options.network)
     traffic: LiveTraffic | None = None
     if options.from_traffic is None:
-        demand = _demand(options)
+        demand = demand_of_options(options)
     else:
         demand, traffic = live_demand(options, spec)
     slo = Slo.parse(options.slo)
-    demand = _with_caches(_with_batches(demand, options), options, spec)
+    demand = with_options(demand, options, spec)
     _check_context(options, demand, spec)
     space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
     search_result = search(spec, demand, slo, space, catalogue)
@@ -198,84 +206,14 @@ def manifest_options(options: PlanOptions) -> ManifestOptions:
     )
 
 
-def _demand(options: PlanOptions) -> Demand:
-    if options.workload is not None:
-        if options.input_len is not None or options.output_len is not None:
-            raise BadInput(
-                "--input-len and --output-len cannot be combined with --workload",
-                value=options.workload,
-            )
-        lengths = workload_lengths(options.workload, NUM_SAMPLES, options.seed)
-    else:
-        isl = ISL if options.input_len is None else options.input_len
-        lengths = [(isl, OSL if options.output_len is None else options.output_len)]
-    demand = demand_of(lengths, options.request_rate, options.cached_share)
-    return _with_tiers(demand, options)
-
-
-def _with_batches(demand: Demand, options: PlanOptions) -> Demand:
-    """The demand with its batch requests. Raises BadInput for a mean without them."""
-    if options.mean_request_rate is not None and not options.batch_rate:
-        raise BadInput(
-            "--mean-request-rate has no effect without --batch-rate",
-            value=options.mean_request_rate,
-        )
-    if options.background_tokens is not None and not options.batch_rate:
-        raise BadInput(
-            "--background-tokens has no effect without --batch-rate",
-            value=options.background_tokens,
-        )
-    return msgspec.structs.replace(
-        demand,
-        batch_rate=options.batch_rate,
-        mean_rate=options.mean_request_rate,
-        background_tokens=options.background_tokens,
-    )
-
-
-def _with_caches(demand: Demand, options: PlanOptions, spec: ModelSpec) -> Demand:
-    """The demand with the requests that a response cache answers, and with pinned prefixes.
-
-    Raises BadInput for options that would have no effect, or leave nothing to plan for.
-    """
-    if options.question_len is not None and not options.semantic_cache_share:
-        raise BadInput(
-            "--question-len has no effect without --semantic-cache-share",
-            value=options.question_len,
-        )
-    if options.pinned_prefixes != 1 and not options.pinned_len:
-        raise BadInput(
-            "--pinned-prefixes has no effect without --pinned-len", value=options.pinned_prefixes
-        )
-    if options.pinned_len >= demand.isl:
-        raise BadInput(
-            "--pinned-len leaves nothing of a prompt",
-            value=options.pinned_len,
-            limit=f"below the mean prompt of {demand.isl:,} tokens",
-        )
-    in_tiers = 0 if demand.tiers is None else demand.tiers.tokens
-    if demand.cached < options.pinned_len and options.pinned_len + in_tiers >= demand.isl:
-        raise BadInput(
-            "--pinned-len and the tokens in tiers of the KV cache leave nothing of a prompt",
-            value=f"{options.pinned_len:,} and {in_tiers:,}",
-            limit=f"below the mean prompt of {demand.isl:,} tokens together",
-        )
-    check_pins(spec, options.pinned_len)
-    question = options.question_len or QUESTION_TOKENS
-    return msgspec.structs.replace(
-        demand,
-        answers=StoredAnswers(
-            exact=options.response_cache_share,
-            similar=options.semantic_cache_share,
-            question=question if options.semantic_cache_share else 0,
-        ),
-        pinned=PinnedPrefixes(tokens=options.pinned_len, count=options.pinned_prefixes),
-    )
-
-
 def _cache_notes(demand: Demand) -> list[str]:
     """What stored answers and pinned prefixes change."""
     notes, answers, pinned = [], demand.answers, demand.pinned
+    if demand.scored:
+        notes.append(
+            f"compressing documents reads {demand.scored:,} of their tokens for each request, next "
+            f"to the {demand.isl:,} of its prompt"
+        )
     if answers.computed_share < 1:
         notes.append(
             f"a response cache answers {1 - answers.computed_share:.0%} of the requests, in "
@@ -294,6 +232,23 @@ def _cache_notes(demand: Demand) -> list[str]:
     return notes
 
 
+def _elsewhere_notes(demand: Demand, best: Candidate) -> list[str]:
+    """What a managed API and a new version do of the load."""
+    notes = []
+    if demand.fallback:
+        notes.append(
+            f"a managed API answers {demand.fallback:.0%} of the requests, at its price: the "
+            "fleet's figures are of the others, and --monthly-budget is the fleet's"
+        )
+    if canaries := demand.canary_replicas(best.rate):
+        notes.append(
+            f"{canaries} of the {best.num_replicas} replicas run a new version, which answers "
+            f"copies of {demand.shadow:.0%} of the requests; the commands and manifests start the "
+            "others"
+        )
+    return notes
+
+
 def _batch_notes(demand: Demand, best: Candidate) -> list[str]:
     """What the batch requests add to the fleet."""
     if not demand.batch_rate:
@@ -305,26 +260,6 @@ def _batch_notes(demand: Demand, best: Candidate) -> list[str]:
         "peak; latencies are those of full replicas (simulate a trace with --batch-share and "
         "--completion-window to see deadlines)"
     ]
-
-
-def _with_tiers(demand: Demand, options: PlanOptions) -> Demand:
-    """The demand with the prompt tokens that are found in tiers of the KV cache."""
-    shares = (options.kv_tier_memory_share, options.kv_tier_file_share)
-    rates = (options.kv_tier_memory_bandwidth, options.kv_tier_file_bandwidth)
-    if not any(shares):
-        require_no_rates(rates, "--kv-tier-memory-share or --kv-tier-file-share")
-        return demand
-    total = options.cached_share + sum(shares)
-    if total > 1:
-        raise BadInput(
-            "--cached-share, --kv-tier-memory-share and --kv-tier-file-share exceed all tokens",
-            value=f"{total:g}",
-            limit="1 together",
-        )
-    memory, files = (int(share * demand.isl) for share in shares)
-    memory = min(memory, demand.isl - 1 - demand.cached)
-    files = min(files, demand.isl - 1 - demand.cached - memory)
-    return msgspec.structs.replace(demand, tiers=tier_hits(memory, files, rates))
 
 
 def _check_context(options: PlanOptions, demand: Demand, spec: ModelSpec) -> None:
@@ -445,6 +380,9 @@ def _result(
         max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.max_num_seqs
     )
     start = _start(options, spec, demand, best, catalogue)
+    bill, hourly = _bill(options, demand, best, catalogue), best.dollars_per_hour
+    if bill is not None and hourly is not None:
+        hourly += bill.fallback_per_month / HOURS_PER_MONTH
     written = None
     if options.manifests is not None:
         purpose = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {slo}"
@@ -452,11 +390,11 @@ def _result(
         written = render_manifests(start, where, checkpoint_bytes(spec), purpose)
     return PlanResult(
         model=options.model,
-        bill=_bill(options, demand, best, catalogue),
+        bill=bill,
         demand=demand,
         slo=str(slo),
         num_candidates=search_result.num_candidates,
-        requests=request_bill(best, demand.rate, slo, best.dollars_per_hour),
+        requests=request_bill(best, demand.rate, slo, hourly),
         fleets=search_result.fleets[:MAX_FLEETS_SHOWN],
         front=search_result.front,
         memory=memory_budget(model, limits),
@@ -469,6 +407,7 @@ def _result(
             *_tier_notes(model, demand, best),
             *_batch_notes(demand, best),
             *_cache_notes(demand),
+            *_elsewhere_notes(demand, best),
             *_adapter_notes(adapters, model.resident_bytes - plain.resident_bytes),
             *stale,
         ),
@@ -503,6 +442,13 @@ def _bill(
         and row.for_prompt(usage.isl) is not None
         and age_days(row.name, row.as_of, today) <= STALE_DAYS
     ]
+    if not hosts and demand.fallback:
+        raise CannotRun(
+            "--fallback-share needs the price of an API with a model of this architecture, and "
+            "none is known",
+            value=options.model,
+            fix="leave it out, and see `ridgeline cost` for the models with a price",
+        )
     if not hosts:
         return bill
     per_request, host = min(hosts, key=lambda pair: pair[0])
@@ -512,6 +458,7 @@ def _bill(
         bill,
         api=f"{host.name}, {host.as_of}",
         api_per_month=per_request * demand.rate * 3600 * HOURS_PER_MONTH,
+        fallback_per_month=per_request * demand.fallback * demand.rate * 3600 * HOURS_PER_MONTH,
         break_even_rate=break_even(of_all, hourly, per_request).rate,
     )
 
@@ -526,8 +473,12 @@ def _start(
     hub = hub_name(options.model)
     path = Path(options.model)
     longest = min(spec.max_positions, -(-demand.longest // 256) * 256)
+    serving = best.num_replicas - demand.canary_replicas(best.rate)
+    started = msgspec.structs.replace(
+        best, num_replicas=serving, num_devices=serving * best.layout.num_devices
+    )
     return LaunchPlan(
-        candidate=best,
+        candidate=started,
         device=catalogue[best.device],
         model=hub or str(path.parent if path.suffix == ".json" else path),
         stored=quantised_as(spec) or spec.stored_dtype,

@@ -21,12 +21,8 @@ from ridgeline.plan.calibration.remote_server import (
     load_server_times,
     predict_server_times,
 )
-from ridgeline.plan.step_time.predict import (
-    OperatingPoint,
-    Prediction,
-    predict,
-    predict_lines,
-)
+from ridgeline.plan.step_time.operating_point import OperatingPoint
+from ridgeline.plan.step_time.predict import Prediction, predict, predict_lines
 from ridgeline.plan.step_time.tier_loads import TierHits, require_no_rates, tier_hits
 from ridgeline.plan.step_time.waterfall import Waterfall, waterfall
 from ridgeline.report.result import Result
@@ -124,7 +120,7 @@ def operating_point(options: PredictOptions) -> OperatingPoint:
         model=options.model or "",
         device=options.accelerator or "",
         isl=options.input_len,
-        osl=options.output_len,
+        osl=_output_len(options),
         batch=options.max_concurrency,
         tp=options.tensor_parallel_size,
         pp=options.pipeline_parallel_size,
@@ -145,7 +141,26 @@ def operating_point(options: PredictOptions) -> OperatingPoint:
         num_speculative_tokens=options.num_speculative_tokens,
         acceptance=options.acceptance,
         draft_model=options.draft_model,
+        what_if=options.what_if,
+        speculative=options.speculative_config,
+        draft_share=options.draft_share,
+        beam_width=options.beam_width,
+        embedding_bits=options.embedding_bits,
+        quantization_method=options.quantization_method,
     )
+
+
+def _output_len(options: PredictOptions) -> int:
+    """Output tokens, with the thinking cut off at its budget. Raises BadInput."""
+    if options.thinking_len > options.output_len:
+        raise BadInput(
+            "--thinking-len is a part of the output",
+            value=options.thinking_len,
+            limit=f"at most --output-len {options.output_len:,}",
+        )
+    budget = options.thinking_token_budget
+    saved = 0 if budget is None else max(0, options.thinking_len - budget)
+    return max(1, options.output_len - saved)
 
 
 def _tier_hits(options: PredictOptions) -> TierHits | None:

@@ -20,13 +20,14 @@ from ridgeline.engine.scheduler import (
     seconds_of,
 )
 from ridgeline.engine.scheduler.kv.prefix_pins import PrefixPins
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.hardware.links import with_links
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
+from ridgeline.modelspec.what_if import edited_spec
 from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSampler
 from ridgeline.plan.fleet.cache_needs import check_pins
 from ridgeline.plan.simulate.answer_cache import AnswerCache
@@ -43,17 +44,23 @@ from ridgeline.plan.simulate.records import (
 )
 from ridgeline.plan.step_time.adapters import with_adapters
 from ridgeline.plan.step_time.memory import (
-    BLOCK_SIZE,
     MemoryLimits,
     memory_budget,
     require_context,
     require_fit,
 )
+from ridgeline.plan.step_time.operating_point import resolve_limits
 from ridgeline.plan.step_time.parallel_layout import layout_from
-from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
-from ridgeline.plan.step_time.simulated import ModelledStepTimes
-from ridgeline.plan.step_time.speculation import SpeculationModel
+from ridgeline.plan.step_time.simulated import (
+    LAUNCH_LAYER_S,
+    SCHEDULE_SEQUENCE_S,
+    SCHEDULE_STEP_S,
+    HostedStepTimes,
+    HostTime,
+    masks_s,
+)
+from ridgeline.plan.step_time.speculation import SpeculationModel, speculation_of
 from ridgeline.plan.step_time.tier_loads import require_no_rates
 from ridgeline.records import Slo
 from ridgeline.workflows.planning.device_catalogue import (
@@ -207,6 +214,8 @@ def _with_options(
 ) -> Replica:
     """A model on the devices of the options' layout."""
     spec = load_planning_spec(model)
+    if options.what_if is not None and model == options.model:
+        spec = edited_spec(spec, options.what_if)
     layout = layout_from(
         spec,
         options.tensor_parallel_size,
@@ -261,7 +270,7 @@ def _build(
             scheduler=_scheduler_factory(
                 options, machine, msgspec.structs.replace(limits, utilization=share), tokens
             ),
-            step_times=ModelledStepTimes(machine, _speculation(options)),
+            step_times=step_times_of(options, machine),
         )
         for name, machine, share, tokens in zip(
             (options.model if options.further_models else "", *(row.model for row in further)),
@@ -293,7 +302,9 @@ def _build(
 
 def _memory_limits(options: SimulateOptions, model: Replica) -> MemoryLimits:
     slots, tokens = resolve_limits(model, options.max_num_seqs, options.max_num_batched_tokens)
-    return MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=slots)
+    return MemoryLimits(
+        max_num_batched_tokens=tokens, max_num_seqs=slots, block_size=options.block_size
+    )
 
 
 def _scheduler_factory(
@@ -312,6 +323,7 @@ def _scheduler_factory(
         max_num_seqs=math.ceil(memory.max_num_seqs / model.layout.pp),
         max_num_batched_tokens=memory.max_num_batched_tokens,
         max_model_len=longest_request,
+        chunked_prefill=options.enable_chunked_prefill,
         kv_layout=model.cost.layout,
         kv_eviction=policy,
         background_tokens=options.background_tokens,
@@ -319,13 +331,13 @@ def _scheduler_factory(
     share = PIN_SHARE if options.prefix_pin_share is None else options.prefix_pin_share
 
     tiers = _tiers(options, model.layout.num_devices)
-    block_bytes = int(limits.kv_layout.block_bytes(BLOCK_SIZE) * model.kv_copies)
+    block_bytes = int(limits.kv_layout.block_bytes(memory.block_size) * model.kv_copies)
 
     def make_scheduler() -> Scheduler:
         num_blocks = fits.kv_blocks // num_parts
         # Counting free blocks is faster, but only named blocks can be cached or preempted.
         named = options.enable_prefix_caching or options.batch_share
-        pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
+        pool = (BlockPool if named else CountingBlockPool)(num_blocks, memory.block_size)
         caching = options.enable_prefix_caching and not has_states(model.spec)
         cache = PrefixCache(pool, layout=limits.kv_layout) if caching else NoPrefixCache()
         if isinstance(cache, PrefixCache):
@@ -403,7 +415,31 @@ def _tiers(options: SimulateOptions, num_devices: int) -> TierSizes:
     return msgspec.structs.replace(sizes, memory_bytes_s=sizes.memory_bytes_s * num_devices)
 
 
-def _speculation(options: SimulateOptions) -> SpeculationModel | None:
+def step_times_of(options: SimulateOptions, machine: Replica) -> HostedStepTimes:
+    """How long the steps of a model take, with its drafts and the host."""
+    overlapped = options.async_scheduling
+    if machine.calibration is not None and (options.enforce_eager or not overlapped):
+        raise CannotRun(
+            "a calibration times steps as the engine runs them, launches and scheduling included",
+            value="--enforce-eager" if options.enforce_eager else "--no-async-scheduling",
+            fix="leave it out, or simulate a device of the catalogue",
+        )
+    host = HostTime(
+        layer_s=LAUNCH_LAYER_S if options.enforce_eager else 0.0,
+        step_s=0.0 if overlapped else SCHEDULE_STEP_S,
+        sequence_s=0.0 if overlapped else SCHEDULE_SEQUENCE_S,
+        token_s=masks_s(
+            machine.spec.vocab_size, options.structured_share, options.token_rules_share
+        ),
+    )
+    return HostedStepTimes(machine, _speculation(options, machine), host)
+
+
+def _speculation(options: SimulateOptions, machine: Replica) -> SpeculationModel | None:
+    if options.speculative_config is not None:
+        return speculation_of(
+            options.speculative_config, options.acceptance, options.draft_share, machine
+        )
     if not options.num_speculative_tokens:
         return None
     if options.acceptance is None:
@@ -413,7 +449,9 @@ def _speculation(options: SimulateOptions) -> SpeculationModel | None:
             fix="add --acceptance",
         )
     return SpeculationModel(
-        num_tokens=options.num_speculative_tokens, acceptance=options.acceptance
+        num_tokens=options.num_speculative_tokens,
+        acceptance=options.acceptance,
+        share=options.draft_share,
     )
 
 

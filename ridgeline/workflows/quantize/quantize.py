@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ridgeline.config.improve import QuantizeMethod, QuantizeOptions
+from ridgeline.config.improve import QuantizeOptions
+from ridgeline.config.shared import QuantizeMethod
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from ridgeline.plan.calibration.remote_server import ServerPrediction
 from ridgeline.plan.step_time.predict import Prediction
+from ridgeline.plan.step_time.quantization_cost import QuantizationCost
 from ridgeline.plan.step_time.waterfall import TimeTerm, Waterfall
 from ridgeline.report.numbers import rounded
 from ridgeline.workflows.planning.predict import OperatingPointResult
@@ -67,6 +68,20 @@ def _add_bounds(table: Table, prediction: Prediction) -> None:
             detail = f"{loads.declined_tokens:,} are quicker to compute"
         table.add_row("loaded from tiers", f"{loads.tokens:,} tokens", detail)
     table.add_row("KV cache holds", f"{prediction.kv_tokens_max:,} tokens", _sequences(prediction))
+    making = prediction.making
+    if making is not None:
+        table.add_row(
+            f"{making.method}, once", f"at least {rounded(making.least_s)} s", _pays(making)
+        )
+
+
+def _pays(making: QuantizationCost) -> str:
+    """What quantising reads and takes, and from which request on it has paid."""
+    read = f"{making.tokens:,} tokens {making.passes} x, " if making.tokens else ""
+    memory = f"{read}{making.memory_bytes / 1e9:,.2f} GB"
+    if making.pays_after is None:
+        return f"{memory}; saves no time"
+    return f"{memory}; pays after {making.pays_after:,} requests"
 
 
 def _sequences(prediction: Prediction) -> str:

@@ -168,6 +168,15 @@ def _answers(facts: Facts, keeps: float | None) -> str:
     )
 
 
+def _start(facts: Facts, keeps: float | None) -> str:
+    nbytes = _number(facts, "model_weights_bytes")
+    return (
+        f"weights take {nbytes / 1e9:,.2f} GB, which a start copies in at least "
+        f"{seconds(2 * nbytes / _number(facts, 'memory_bandwidth_bytes_s'))} from the page cache; "
+        "converting them comes on top"
+    )
+
+
 TERMS: Mapping[str, CostTerm] = MappingProxyType(
     {
         "weights": CostTerm(
@@ -195,7 +204,8 @@ TERMS: Mapping[str, CostTerm] = MappingProxyType(
         ),
         "devices": CostTerm(title="what one device can hold and carry", judge=_devices),
         "batch": CostTerm(title="bytes of weights per token, by sharing a step", judge=_batch),
+        "start": CostTerm(title="time from the start of a server to its first step", judge=_start),
         "answers": CostTerm(title="requests and tokens that need not be computed", judge=_answers),
     }
 )
-"""By name, as in `moves` of methods.toml."""
+"""By name, as in `moves` of methods.toml and techniques.toml."""

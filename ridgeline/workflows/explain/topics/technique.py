@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,12 +16,13 @@ from ridgeline.optimize import ladder
 from ridgeline.workflows.explain.fleet_figures import FLEET_TECHNIQUES, fleet_figures
 from ridgeline.workflows.explain.topics import normalise
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
+from ridgeline.workflows.explain.topics.cost_terms import TERMS
 from ridgeline.workflows.explain.topics.method_rows import Method, gain_here, share_left
 from ridgeline.workflows.explain.topics.method_rows import rows as method_rows
 
 
 @cache
-def rows() -> Mapping[str, dict[str, str]]:
+def rows() -> Mapping[str, dict[str, Any]]:
     """The rows by id."""
     text = files("ridgeline").joinpath("techniques.toml").read_text(encoding="utf-8")
     return {row["id"]: row for row in tomllib.loads(text)["technique"]}
@@ -53,6 +55,8 @@ def page(id: str, context: TopicContext) -> TopicPage:
         ("measured", row["measured"]),
         ("on a GPU", row.get("gpu", "never run on one")),
         ("hurts when", row["hurts_when"]),
+        ("predicted by", "; ".join(map(_command, row.get("modelled", ())))),
+        ("not predicted", row.get("not_modelled", "")),
         ("more", row.get("page", "")),
         ("code", row["module"]),
         ("tested by", f"{row['conformance']}; {row['benchmark']}"),
@@ -77,10 +81,17 @@ def verdicts(ids: Sequence[str], context: TopicContext) -> tuple[tuple[str, str]
     return tuple((rung.verdict, f"{rung.title}: {rung.reason}") for rung in found)
 
 
+def _command(text: str) -> str:
+    """A command of planning, with MODEL where it names none."""
+    name, _, rest = text.partition(" ")
+    model = "" if rest and not rest.startswith("-") else " MODEL"
+    return f"ridgeline {name}{model} {rest}".rstrip()
+
+
 def _gain(id: str, context: TopicContext) -> tuple[tuple[str, str], ...]:
     method = method_of(id)
     if method is None:
-        return ()
+        return (("here", TERMS[rows()[id]["moves"]].judge(context.facts, None)),)
     return (("here", gain_here(method, context.facts)), ("share left", share_left(method)))
 
 
