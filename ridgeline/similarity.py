@@ -1,8 +1,10 @@
 """How similar two questions must be to share an answer: a threshold from pairs of known meaning.
 
 The pairs are an operator's own: questions that mean the same, and questions that look alike and do
-not. A candidate threshold is tried on every question of the different pairs, each compared with all
-first questions of the file: a false hit is one whose nearest neighbour is at least that similar.
+not. A candidate threshold is tried on every second question, each compared with all first questions
+of the file. Of a different pair, a hit is a false one if its nearest neighbour is at least that
+similar; of an equal pair, if that neighbour is not its own first question. The false hits of both
+kinds are counted against the number of different pairs, which makes the bound the larger one.
 Candidates are tried from the strictest on, and the last one is taken before the upper bound of the
 false-hit rate passes the limit. As this is a sequence in a fixed order, no correction for the
 number of candidates is needed, and no second set of pairs (fixed sequence testing: Angelopoulos et
@@ -31,6 +33,8 @@ MAX_QUESTION_TOKENS = 512
 """Longer messages are not compared: one vector would say little about them."""
 STEP = 0.0025
 """Between two candidate thresholds."""
+SAME = 1e-6
+"""Cosines this close are equal: sums are rounded differently by their place in a matrix."""
 
 Embed: TypeAlias = Callable[[str], Sequence[float]]
 
@@ -46,17 +50,24 @@ class QuestionPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SimilarityThreshold(msgspec.Struct, frozen=True, kw_only=True):
     """A threshold on the cosine of two centred embeddings, and what it does on the pairs.
 
-    `false_hit_bound`: upper bound of the false-hit rate, one-sided with 95 % confidence. `centre`
+    `num_mistaken`: equal pairs that hit the answer to another question. `false_hit_bound`: upper
+    bound of the false-hit rate, theirs included, one-sided with 95 % confidence. `centre`
     [D] is subtracted from every embedding: the embeddings of a language model share a large part.
     """
 
     threshold: float
     num_equal: int
     num_hits: int
+    num_mistaken: int
     num_different: int
     num_false_hits: int
     false_hit_bound: float
     centre: tuple[float, ...]
+
+    @property
+    def false_hit_rate(self) -> float:
+        """False hits of both kinds, per different pair."""
+        return (self.num_false_hits + self.num_mistaken) / self.num_different
 
     def direction(self, embedding: Sequence[float]) -> Vector:
         """The centred embedding at length 1."""
@@ -66,9 +77,9 @@ class SimilarityThreshold(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return (
             f"similarity >= {self.threshold:.4f}: {self.num_hits} of {self.num_equal} equal pairs "
-            f"hit, {self.num_false_hits} of {self.num_different} different ones (false-hit rate "
-            f"{self.num_false_hits / self.num_different:.3f}, <= {self.false_hit_bound:.3f} with "
-            f"{LEVEL:.0%} confidence)"
+            f"hit and {self.num_mistaken} get another's answer, {self.num_false_hits} of "
+            f"{self.num_different} different ones hit (false-hit rate {self.false_hit_rate:.3f}, "
+            f"<= {self.false_hit_bound:.3f} with {LEVEL:.0%} confidence)"
         )
 
 
@@ -150,12 +161,13 @@ def calibrate(pairs: Sequence[QuestionPair], embed: Embed, max_rate: float) -> S
     vectors = {text: embed(text) for pair in pairs for text in (pair.a, pair.b)}
     centre = np.mean([vectors[text] for pair in same for text in (pair.a, pair.b)], axis=0)
     false = _nearest(different, pairs, vectors, centre)
-    right = _right_hits(same, pairs, vectors, centre)
+    right, wrong = _hits_of_equal(same, pairs, vectors, centre)
     best: tuple[float, int, float] | None = None
     for step in range(math.ceil(2 / STEP)):
         threshold = 1 - step * STEP
         num_false = int(np.count_nonzero(false >= threshold))
-        bound = proportion_upper_bound(num_false, len(different))
+        num_all = num_false + int(np.count_nonzero(wrong >= threshold))
+        bound = proportion_upper_bound(min(num_all, len(different)), len(different))
         if bound > max_rate:
             break
         best = threshold, num_false, bound
@@ -171,6 +183,7 @@ def calibrate(pairs: Sequence[QuestionPair], embed: Embed, max_rate: float) -> S
         threshold=best[0],
         num_equal=len(same),
         num_hits=num_hits,
+        num_mistaken=int(np.count_nonzero(wrong >= best[0])),
         num_different=len(different),
         num_false_hits=best[1],
         false_hit_bound=best[2],
@@ -204,15 +217,18 @@ def _nearest(
     return np.asarray(table.max(axis=1), np.float32)
 
 
-def _right_hits(
+def _hits_of_equal(
     queries: Sequence[QuestionPair],
     stored: Sequence[QuestionPair],
     vectors: dict[str, Sequence[float]],
     centre_D: npt.NDArray[np.floating],
-) -> npt.NDArray[np.float32]:
-    """The similarity of each second text with its own first one; -1 where another is nearer."""
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """(right, wrong): the similarity of each second text with its own first one where none is
+    nearer, and with the nearest other one where that is nearer; elsewhere below every cosine."""
     first = [pair.a for pair in stored]
     table = similarities([pair.b for pair in queries], first, vectors, centre_D)
-    nearest = table.argmax(axis=1)
-    own = np.array([first[i] == pair.a for i, pair in zip(nearest, queries, strict=True)])
-    return np.asarray(np.where(own, table.max(axis=1), -1), np.float32)
+    is_own = np.array([[text == pair.a for text in first] for pair in queries])
+    own, other = (np.where(mask, table, -2).max(axis=1) for mask in (is_own, ~is_own))
+    is_right = own >= other - SAME  # the same text may stand in several pairs
+    right, wrong = np.where(is_right, own, -2), np.where(is_right, -2, other)
+    return np.asarray(right, np.float32), np.asarray(wrong, np.float32)

@@ -4,6 +4,7 @@ threshold that holds on pairs of known meaning."""
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -184,6 +185,7 @@ def index_with(threshold: float) -> SemanticIndex:
             threshold=threshold,
             num_equal=1,
             num_hits=1,
+            num_mistaken=0,
             num_different=60,
             num_false_hits=0,
             false_hit_bound=0.05,
@@ -245,15 +247,34 @@ def test_calibrated_threshold_equals_that_of_a_scan_of_every_pair() -> None:
         return float(x @ y / np.sqrt((x @ x) * (y @ y)))
 
     nearest = [max(cosine(f"b{i}", f"a{j}") for j in range(120)) for i in range(60, 120)]
+    mistaken = []
+    for i in range(60):
+        other = max(cosine(f"b{i}", f"a{j}") for j in range(120) if j != i)
+        mistaken += [other] if other > cosine(f"b{i}", f"a{i}") else []
     threshold = 1.0
     while True:
-        rate_bound = proportion_upper_bound(sum(s >= threshold - STEP for s in nearest), 60)
+        num_false = sum(s >= threshold - STEP for s in nearest + mistaken)
+        rate_bound = proportion_upper_bound(num_false, 60)
         if rate_bound > limit:
             break
         threshold -= STEP
     assert calibration.threshold == pytest.approx(threshold)
     assert calibration.num_false_hits == sum(s >= threshold for s in nearest)
+    assert calibration.num_mistaken == sum(s >= threshold for s in mistaken)
     assert calibration.false_hit_bound <= limit
+
+
+def test_paraphrases_that_get_the_answer_to_another_question_are_false_hits() -> None:
+    """All questions of one form lie together, far from the different ones."""
+    turn = math.pi / 200
+    vectors = {f"d{i}": [-9.0, float(i), 1.0] for i in range(120)}
+    pairs = [QuestionPair(f"d{i}", f"d{i + 1}", False) for i in range(0, 120, 2)]
+    for i in range(20):  # each second question is nearer to the next pair's first one
+        for name, at in (("a", i), ("b", i + 0.8)):
+            vectors[f"{name}{i}"] = [9.0 + math.cos(at * turn), math.sin(at * turn), 0.0]
+        pairs.append(QuestionPair(f"a{i}", f"b{i}", True))
+    with pytest.raises(CannotRun, match="would never hit"):
+        calibrate(pairs, vectors.__getitem__, 0.05)
 
 
 def test_too_few_pairs_are_refused() -> None:
