@@ -125,6 +125,11 @@ RARE = frozenset(
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),
         *("step_by_step", "catalogue", "completion_window", "batch_rate", "mean_request_rate"),
+        # of a prediction
+        *("what_if", "thinking_len", "thinking_token_budget", "beam_width", "embedding_bits"),
+        *("quantization_method", "draft_share", "enforce_eager", "structured_share"),
+        *("token_rules_share", "dropped_context_share", "document_len", "keep_ratio"),
+        *("new_document_share", "fallback_share", "canary_shadow_share"),
     )
 )
 """Options that most users never set: shown by `--help-all` where a command has many."""
