@@ -94,7 +94,7 @@ async def test_adapters_are_loaded_and_unloaded(folder: Path, http: httpx.AsyncC
     reply = await http.post("/v1/completions", json={**body, "model": "two"})
     assert reply.status_code == 404
     unknown = await http.post("/v1/unload_lora_adapter", json={"lora_name": "two"})
-    assert unknown.status_code == 400
+    assert unknown.status_code == 404 and unknown.json()["error"]["type"] == "NotFoundError"
 
 
 async def test_loading_needs_the_switch(engine: Engine, folder: Path) -> None:

@@ -65,12 +65,17 @@ async def load_lora_adapter(
     summary="Unload a LoRA adapter",
     operation_id="unload_lora_adapter",
     response_class=PlainTextResponse,
-    responses=error_responses(body=True),
+    responses=error_responses(404, body=True),
 )
 async def unload_lora_adapter(
     body: UnloadAdapterRequest, request: Request, service: ServiceDep
 ) -> Response:
-    await asyncio.to_thread(_host(request, service).unload_adapter, body.lora_name)
+    host, known = _host(request, service), service.engine.info.adapters
+    if body.lora_name not in known:  # as vLLM says it
+        loaded = ", ".join(f"`{name}`" for name in known) or "none is loaded"
+        message = f"The adapter `{body.lora_name[:200]}` is not loaded; loaded: {loaded}"
+        raise ApiError(404, message, param="lora_name")
+    await asyncio.to_thread(host.unload_adapter, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
