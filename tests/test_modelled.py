@@ -33,7 +33,8 @@ BASES = {
     "dynamic-batching": "simulate --batching static",
     "selective-caching": "simulate --enable-prefix-caching",
     "disaggregation": "simulate --replicas 2",
-    "draft-model-speculation": "predict --num-speculative-tokens 4 --acceptance 0.7",
+    "draft-model-speculation": "predict --num-speculative-tokens 4 --acceptance 0.7"
+    " --max-concurrency 4",
     "sequence-parallelism": "predict --tensor-parallel-size 2",
     "chunked-prefill": "simulate --max-num-batched-tokens 512",
     "paged-kv": "simulate --input-len 1100 --request-rate 20",
@@ -47,7 +48,7 @@ BASES = {
     "native-int8": "predict qwen2.5-0.5b --calibration FILE --quantization bfloat16",
     "packed-checkpoint": "simulate --autoscale 3 --target-in-flight 2 --startup-s 20",
     "combined-speculation": "predict --num-speculative-tokens 4 --acceptance 0.7"
-    " --draft-model llama-3.2-1b",
+    " --draft-model llama-3.2-1b --max-concurrency 4",
     "draft-trees": "predict --speculative-config"
     ' \'{"method":"medusa","num_speculative_tokens":1}\' --acceptance 0.4',
     "predicted-outputs": "predict --num-speculative-tokens 8 --acceptance 0.9",

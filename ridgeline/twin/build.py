@@ -22,7 +22,7 @@ from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weigh
 from ridgeline.modelspec.families.shapes import known_shapes, shape_of_repository
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.simulate.kv_tiers import TierClock, TierSizes, add_tiers
-from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
+from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget, with_drafter
 from ridgeline.plan.step_time.operating_point import resolve_limits
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import Replica, build_replica
@@ -93,12 +93,11 @@ def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = 
             block_size=config.block_size,
         ),
     )
-    kv_tokens = config.kv_tokens
-    if kv_tokens is None:
-        kv_tokens = _tokens_with_drafter(config, replica, memory)
-    if kv_tokens != memory.kv_tokens:
-        blocks = kv_tokens // config.block_size * replica.cost.layout.num_groups
-        memory = replace(memory, kv_tokens=kv_tokens, kv_blocks=blocks)
+    if config.kv_tokens is None:
+        memory = _with_drafter(config, replica, memory)
+    elif config.kv_tokens != memory.kv_tokens:
+        blocks = config.kv_tokens // config.block_size * replica.cost.layout.num_groups
+        memory = replace(memory, kv_tokens=config.kv_tokens, kv_blocks=blocks)
     blocks = memory.kv_tokens // config.block_size
     if not blocks:
         raise DoesNotFit(
@@ -134,14 +133,14 @@ def _placed_drafter(config: TwinConfig, replica: Replica) -> Replica | None:
     return drafter_replica(drafter, replica, draft_spec)
 
 
-def _tokens_with_drafter(config: TwinConfig, replica: Replica, memory: MemoryBudget) -> int:
-    """Tokens of the cache that are left where a drafter has its weights and its own cache."""
+def _with_drafter(config: TwinConfig, replica: Replica, memory: MemoryBudget) -> MemoryBudget:
+    """What is left for the cache where a drafter has its weights and its own cache."""
     placed = _placed_drafter(config, replica)
     if placed is None:
-        return memory.kv_tokens
-    taken, per_token = drafter_memory(config.drafter, replica, placed), memory.kv_bytes_per_token
+        return memory
+    taken = drafter_memory(config.drafter, replica, placed)
     share = taken.kv_bytes_per_token / replica.cost.kv_bytes_per_token
-    return max(0, int((memory.kv_bytes - taken.weight_bytes) / (per_token * (1 + share))))
+    return with_drafter(memory, taken.weight_bytes, share, replica.cost.layout, config.block_size)
 
 
 def tiers_of(config: TwinConfig, model: TwinModel) -> TierSizes:

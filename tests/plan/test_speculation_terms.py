@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ridgeline.config.settings import Speculative
@@ -148,6 +149,29 @@ def test_a_lookup_spares_the_draft_model_its_steps() -> None:
     costs = [each.draft_s(here, 8, 600) for each in (often, seldom, alone)]
     assert costs == sorted(costs) and often.tokens_per_step == alone.tokens_per_step
     assert of(here, "auto", 1.0, **keys).draft_s(here, 8, 600) == 0.0
+
+
+def test_drafters_take_their_memory_from_the_cache() -> None:
+    plain = OperatingPoint(model="llama-3.1-8b", device="l4", isl=100, osl=10)
+
+    def held(**keys: object) -> int:
+        config = Speculative(num_speculative_tokens=3, **keys)  # type: ignore[arg-type]
+        point = msgspec.structs.replace(plain, speculative=config, acceptance=0.5)
+        return predict(point).kv_tokens_max
+
+    here, whole = machine(), predict(plain).kv_tokens_max
+    per_token = here.cost.kv_bytes_per_token
+    assert held(method="ngram") == held(method="self") == whole
+    layer = 2 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
+    assert held(method="eagle") == pytest.approx(
+        (whole * per_token - layer) / (per_token * 33 / 32), abs=32
+    )
+    heads = 2 * 3 * 4096**2
+    assert held(method="medusa") == pytest.approx(whole - heads / per_token, abs=32)
+    small = machine("llama-3.2-1b")
+    both = per_token + small.cost.kv_bytes_per_token
+    left = (whole * per_token - small.resident_bytes) / both
+    assert held(method="draft_model", model="llama-3.2-1b") == pytest.approx(left, abs=64)
 
 
 def test_incomplete_speculation_is_refused() -> None:

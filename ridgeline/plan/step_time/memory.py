@@ -15,6 +15,7 @@ import msgspec
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, fitting_model_len, kv_budget
 from ridgeline.errors import BadInput, DoesNotFit
+from ridgeline.modelspec.cost.kv_layout import KvLayout
 from ridgeline.modelspec.cost.parameters import largest_mlp
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.calibration import Calibration
@@ -147,6 +148,21 @@ def _activations(machine: Replica, limits: MemoryLimits) -> float:
     per_token = _ROWS_OF_HIDDEN * spec.hidden_size + 2 * largest_mlp(spec) / tp
     logits = limits.max_num_seqs * spec.vocab_size * 4 / tp
     return limits.max_num_batched_tokens * per_token * act_bytes + logits
+
+
+def with_drafter(
+    budget: MemoryBudget, weight_bytes: float, kv_share: float, layout: KvLayout, block_size: int
+) -> MemoryBudget:
+    """The budget where a drafter's weights take `weight_bytes` of each device, and its cache that
+    share of the model's for each token. Weights stay those of the model."""
+    if not (weight_bytes or kv_share) or budget.kv_bytes <= 0:
+        return budget
+    left, per_token = budget.kv_bytes - weight_bytes, budget.kv_bytes_per_token * (1 + kv_share)
+    share = min(1.0, max(0.0, left) / per_token * budget.kv_bytes_per_token / budget.kv_bytes)
+    blocks = int(budget.kv_tokens * share) // block_size
+    return msgspec.structs.replace(
+        budget, kv_tokens=blocks * block_size, kv_blocks=blocks * layout.num_groups
+    )
 
 
 def held_tokens(policy: KvEviction | None, num_prompt: int, num_tokens: int) -> int:

@@ -49,6 +49,7 @@ from ridgeline.plan.step_time.memory import (
     memory_budget,
     require_context,
     require_fit,
+    with_drafter,
 )
 from ridgeline.plan.step_time.mixed_steps import MixedSteps, max_chunks, num_chunks
 from ridgeline.plan.step_time.operating_point import (
@@ -62,7 +63,7 @@ from ridgeline.plan.step_time.packed_table import with_packed_table
 from ridgeline.plan.step_time.parallel_layout import layout_from
 from ridgeline.plan.step_time.quantization_cost import QuantizationCost, quantization_cost
 from ridgeline.plan.step_time.replica import Replica, build_replica, with_measured_operators
-from ridgeline.plan.step_time.speculation import SpeculationModel, speculation_of
+from ridgeline.plan.step_time.speculation import SpeculationModel, kv_share, speculation_of
 from ridgeline.plan.step_time.tier_loads import TierLoads, tier_loads
 from ridgeline.records import KvEviction
 from ridgeline.roofline import bound
@@ -248,14 +249,16 @@ def predict_on(
     """Predict an operating point on an existing replica; the point's model, device and layout are
     ignored."""
     require_context(machine.spec, point.isl, point.osl)
-    context = point.isl + point.osl
     tokens = point.tokens_per_step(machine)
-    fits = memory_budget(machine, limits or _memory_limits(machine, point))
+    limits, drafts = limits or _memory_limits(machine, point), speculation_model(machine, point)
+    fits = memory_budget(machine, limits)
+    if drafts is not None:
+        taken, layout = (drafts.weight_bytes, drafts.kv_share), machine.cost.layout
+        fits = with_drafter(fits, *taken, layout, limits.block_size)
     if point.kv_eviction is None:
         require_fit(machine, fits, point.isl + point.beam_width * point.osl, point.batch)
     else:
         _require_fit_evicting(machine, fits, point, point.kv_eviction)
-    drafts = speculation_model(machine, point)
     at = time_point(machine, point, drafts)
     batch = decoding_sequences(machine, point)
     if drafts is None:
@@ -362,6 +365,8 @@ def speculation_model(machine: Replica, point: OperatingPoint) -> SpeculationMod
         draft=draft,
         share=point.draft_share,
         computed=point.draft_share,
+        weight_bytes=0.0 if draft is None else draft.resident_bytes,
+        kv_share=kv_share(machine, draft),
     )
 
 

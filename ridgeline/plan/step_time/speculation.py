@@ -71,7 +71,8 @@ class SpeculationModel(msgspec.Struct, frozen=True, kw_only=True):
     drafts, as the ranks on their paths; without one, drafts are a chain.
 
     `unsure`: last places of each draft that are never accepted. `share` of the sequences have a
-    draft in a step, and `computed` of them one that the drafter has to compute.
+    draft in a step, and `computed` of them one that the drafter has to compute. `weight_bytes` on
+    one device and `kv_share` of the model's cache are what the drafter takes of the memory.
     """
 
     num_tokens: int
@@ -83,6 +84,8 @@ class SpeculationModel(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     computed: float = 1.0
     adaptive: bool = False
+    weight_bytes: float = 0.0
+    kv_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_tokens <= MAX_DRAFT_TOKENS:
@@ -221,17 +224,36 @@ def speculation_of(
             limit=f"above {unsure}",
         )
     both = method == "auto" and config.model is not None
+    draft = _drafter(config, machine, load)
     return SpeculationModel(
         num_tokens=num_tokens,
         acceptance=acceptance,
-        draft=_drafter(config, machine, load),
+        draft=draft,
         heads=method == "medusa",
         tree=tree,
         unsure=unsure,
         share=1.0 if both else draft_share,
         computed=1 - draft_share if both else draft_share,
         adaptive=config.num_speculative_tokens is None and not tree,
+        weight_bytes=_weight_bytes(method, num_tokens, machine, draft),
+        kv_share=0.0 if method == "self" else kv_share(machine, draft),
     )
+
+
+def kv_share(machine: Replica, draft: Replica | None) -> float:
+    """The cache of a drafter next to the model's, per token."""
+    return 0.0 if draft is None else draft.cost.kv_bytes_per_token / machine.cost.kv_bytes_per_token
+
+
+def _weight_bytes(method: str, num_tokens: int, machine: Replica, draft: Replica | None) -> float:
+    """Weights of the drafter on one device that the model does not have itself."""
+    if method == "medusa":
+        return 2 * num_tokens * machine.spec.hidden_size**2 / machine.layout.tp
+    if draft is None or method == "self":
+        return 0.0
+    if method == "eagle":  # with the model's own embeddings and head
+        return shortened(machine, 2).resident_bytes - draft.resident_bytes
+    return draft.resident_bytes
 
 
 def _drafter(

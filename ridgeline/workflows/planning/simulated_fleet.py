@@ -48,6 +48,7 @@ from ridgeline.plan.step_time.memory import (
     memory_budget,
     require_context,
     require_fit,
+    with_drafter,
 )
 from ridgeline.plan.step_time.operating_point import resolve_limits
 from ridgeline.plan.step_time.parallel_layout import layout_from
@@ -312,7 +313,10 @@ def _scheduler_factory(
 ) -> Callable[[], Scheduler]:
     """Makes the schedulers of a model: of a pipeline's stage or an attention group, with their part
     of slots and blocks."""
-    fits = memory_budget(model, memory)
+    fits, drafts = memory_budget(model, memory), _speculation(options, model)
+    if drafts is not None:
+        taken, layout = (drafts.weight_bytes, drafts.kv_share), model.cost.layout
+        fits = with_drafter(fits, *taken, layout, memory.block_size)
     num_parts = model.layout.pp * model.layout.num_attention
     require_context(model.spec, longest_request)
     policy = options.kv_eviction_config
