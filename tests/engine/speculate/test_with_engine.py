@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from ridgeline import Engine, Sampling
 from ridgeline.engine.completion import Completion
 from ridgeline.engine.sampling import sample
 from ridgeline.engine.speculate.drafters import sampling as guess
+from ridgeline.engine.tokenization import HfTokenizer
+from tests.engine.tokenization.test_stop_against_reference import Answer, Case, expected
 
 PROMPTS = [
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
@@ -134,3 +137,54 @@ def test_stop_tokens_and_max_tokens_end_drafted_answers(plain: Engine, drafting:
     ]
     prompts = PROMPTS[:1] * len(samplings)
     same(drafting.generate(prompts, samplings), plain.generate(prompts, samplings))
+
+
+def random_stops(rng: random.Random, texts: Sequence[str]) -> tuple[str, ...]:
+    """Pieces of the texts, wherever tokens begin and end, and one that is in none of them."""
+    stops = ["\x01"]
+    for text in rng.choices([text for text in texts if text], k=rng.randint(1, 3)):
+        start = rng.randrange(min(len(text), 60))
+        stops.append(text[start : start + rng.randint(1, 12)])
+    return tuple(dict.fromkeys(stops))
+
+
+@pytest.mark.slow
+def test_drafted_answers_are_cut_where_the_first_stop_string_ends(
+    plain: Engine, drafting: Engine
+) -> None:
+    """Against whole answers of plain decoding, which are decoded and cut afterwards."""
+    rng, tokenizer = random.Random(5), plain.tokenizer
+    assert isinstance(tokenizer, HfTokenizer)
+    whole = [
+        Sampling(
+            temperature=rng.choice((0.0, 0.5, 1.0)),
+            seed=seed,
+            n=rng.choice((1, 2, 3)),
+            max_tokens=40,
+            min_tokens=rng.choice((0, 0, 3, 12)),
+            ignore_eos=True,
+            skip_special_tokens=rng.random() < 0.7,
+            include_stop_str_in_output=rng.random() < 0.4,
+        )
+        for seed in range(36)
+    ]
+    prompts = [rng.choice(PROMPTS) for _ in whole]
+    free = plain.generate(prompts, whole)
+    stopping = [
+        msgspec.structs.replace(own, stop=random_stops(rng, [each.text for each in one.answers]))
+        for own, one in zip(whole, free, strict=True)
+    ]
+    before = drafting.counters().get("spec_decode_num_accepted_tokens", 0.0)
+    found = drafting.generate(prompts, stopping)
+    num_stopped = 0
+    for prompt, sampling, one, other in zip(prompts, stopping, free, found, strict=True):
+        choices = tuple(answer.tokens for answer in one.answers)
+        case = Case(tokenizer, tuple(tokenizer.encode(prompt)), choices, -1, sampling)
+        wanted = [expected(case, tokens) for tokens in choices]
+        assert [
+            Answer(own.text, own.finish_reason, own.stop_reason, len(own.tokens))
+            for own in other.answers
+        ] == wanted, sampling
+        num_stopped += sum(answer.reason == "stop" for answer in wanted)
+    assert num_stopped > 30
+    assert drafting.counters()["spec_decode_num_accepted_tokens"] - before > 30
