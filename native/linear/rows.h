@@ -2,6 +2,8 @@
 #pragma once
 #include <string.h>
 
+#include <limits>
+
 #include "linear/engine.h"
 #include "linear/linear.h"
 #include "simd/simd.h"
@@ -10,18 +12,24 @@ namespace ridgeline {
 namespace {
 
 // The largest magnitude of `count` floats, at least 1e-30: a group of zeros needs a scale to divide
-// by.
+// by. NaN if one of them is: magnitudes are compared as integers, among which a NaN is the largest.
 inline float max_magnitude(const float* x, int count) {
-  Vf top = set_f(1e-30f);
+  Vi top = as_i(set_f(1e-30f));
   int i = 0;
-  for (; i + kLanes <= count; i += kLanes) top = max_f(top, abs_f(load_f(x + i)));
-  if (i == count) return reduce_max(top);
-  alignas(64) float rest[kLanes] = {};
-  memcpy(rest, x + i, sizeof(float) * (count - i));
-  return reduce_max(max_f(top, abs_f(load_f(rest))));
+  for (; i + kLanes <= count; i += kLanes) top = max_i(top, as_i(abs_f(load_f(x + i))));
+  if (i < count) {
+    alignas(64) float rest[kLanes] = {};
+    memcpy(rest, x + i, sizeof(float) * (count - i));
+    top = max_i(top, as_i(abs_f(load_f(rest))));
+  }
+  const int32_t bits = reduce_max(top);
+  float magnitude;
+  memcpy(&magnitude, &bits, sizeof magnitude);
+  return magnitude;
 }
 
-// LinearOps::quantise. kQuantiseBlock is the instruction set's quantise_block.
+// LinearOps::quantise. kQuantiseBlock is the instruction set's quantise_block. No integer stands
+// for a NaN or an infinity: values of their group are 0 and its scale makes NaN of every result.
 template <int kMaxBlock, void (*kQuantiseBlock)(const float*, Vf, int8_t*, Vi&)>
 void quantise(const float* x, float row_scale, const QuantRows& to, int row) {
   const int block = block_of(to.group, kMaxBlock), pieces = (to.group + kBlock - 1) / kBlock;
@@ -31,10 +39,11 @@ void quantise(const float* x, float row_scale, const QuantRows& to, int row) {
     const int count = left_in_row < to.group ? left_in_row : to.group;
     const float max_value = static_cast<float>(to.max_value);
     const float top = row_scale > 0 ? max_value * row_scale : max_magnitude(from, count);
-    const Vf inverse = set_f(max_value / top);
+    const bool is_finite = top <= std::numeric_limits<float>::max();
+    const Vf inverse = set_f(is_finite ? max_value / top : 0.0f);
     Vi sum = set_i(0);
     for (int b = 0; b < pieces; ++b) {
-      const int at = b * kBlock, left = count - at;
+      const int at = b * kBlock, left = is_finite ? count - at : 0;
       const int64_t first = static_cast<int64_t>(g) * to.group + at / block * block;
       int8_t* values =
           to.values + first * to.num_rows + static_cast<int64_t>(row) * block + at % block;

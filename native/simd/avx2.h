@@ -35,6 +35,7 @@ inline void store_i(void* p, Vi v) { _mm256_storeu_si256(static_cast<__m256i*>(p
 inline Vi set_i(int32_t x) { return _mm256_set1_epi32(x); }
 inline Vi add_i(Vi a, Vi b) { return _mm256_add_epi32(a, b); }
 inline Vi mul_i(Vi a, Vi b) { return _mm256_mullo_epi32(a, b); }
+inline Vi max_i(Vi a, Vi b) { return _mm256_max_epi32(a, b); }
 inline Vi load_u8(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
@@ -77,6 +78,11 @@ inline float reduce_add(Vf v) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+inline int32_t reduce_max(Vi v) {
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1)));
 }
 inline int32_t reduce_add(Vi v) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));

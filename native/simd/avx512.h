@@ -31,6 +31,7 @@ inline void store_i(void* p, Vi v) { _mm512_storeu_si512(p, v); }
 inline Vi set_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline Vi add_i(Vi a, Vi b) { return _mm512_add_epi32(a, b); }
 inline Vi mul_i(Vi a, Vi b) { return _mm512_mullo_epi32(a, b); }
+inline Vi max_i(Vi a, Vi b) { return _mm512_max_epi32(a, b); }
 inline Vi load_u8(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -86,6 +87,7 @@ inline float reduce_add(Vf v) {
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+inline int32_t reduce_max(Vi v) { return _mm512_reduce_max_epi32(v); }
 inline int32_t reduce_add(Vi v) {
   const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));

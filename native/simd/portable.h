@@ -43,6 +43,7 @@ inline void store_i(void* p, Vi v) { memcpy(p, &v, sizeof v); }
 inline Vi set_i(int32_t x) { return Vi{x, x, x, x}; }
 inline Vi add_i(Vi a, Vi b) { return a + b; }
 inline Vi mul_i(Vi a, Vi b) { return a * b; }
+inline Vi max_i(Vi a, Vi b) { return a > b ? a : b; }
 inline Vi load_u8(const uint8_t* p) { return Vi{p[0], p[1], p[2], p[3]}; }
 inline Vi load_s8(const int8_t* p) { return Vi{p[0], p[1], p[2], p[3]}; }
 
@@ -106,6 +107,10 @@ inline float reduce_max(Vf v) {
   return a > b ? a : b;
 }
 inline float reduce_add(Vf v) { return v[0] + v[1] + (v[2] + v[3]); }
+inline int32_t reduce_max(Vi v) {
+  const int32_t a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+  return a > b ? a : b;
+}
 inline int32_t reduce_add(Vi v) { return v[0] + v[1] + v[2] + v[3]; }
 
 // The lower 16 bits of each number of a, then of b.

@@ -305,6 +305,31 @@ void check(const Case& c, const std::vector<const LinearOps*>& variants, int num
   }
 }
 
+// A row with a NaN or an infinity, as damaged weights make them, is NaN in every output; its
+// neighbours keep their bits.
+void check_not_finite(const Case& c, const std::vector<const LinearOps*>& variants) {
+  TestWeight m;
+  fill(c, m);
+  const int num_rows = 5;
+  std::vector<float> x(static_cast<size_t>(num_rows) * c.num_in);
+  for (float& v : x) v = normal();
+  std::vector<double> rounded;
+  const std::vector<float> finite = product(*variants[0], m, x, num_rows, 1, &rounded);
+  const float bad[] = {NAN, INFINITY, -INFINITY};
+  for (int r = 1; r < 4; ++r)
+    x[static_cast<size_t>(r) * c.num_in + pick(0, c.num_in - 1)] = bad[r - 1];
+  for (const LinearOps* ops : variants) {
+    const std::vector<float> y = product(*ops, m, x, num_rows, 2, &rounded);
+    for (int r = 0; r < num_rows; ++r)
+      for (int n = 0; n < c.num_out; ++n) {
+        const size_t i = static_cast<size_t>(r) * c.num_out + n;
+        if ((r % 4 == 0 ? y[i] == finite[i] : isnan(y[i])) || ++failures >= kMaxReports) continue;
+        printf("%s kind %d: row %d of rows that are not finite, output %d: %g\n", ops->isa,
+               static_cast<int>(c.kind), r, n, y[i]);
+      }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -382,6 +407,18 @@ int main() {
       }
     }
   }
+  for (const auto& size : sizes)
+    for (int digits : {1, 2}) {
+      check_not_finite(
+          {WeightKind::kInt4, size[0], size[1], 32, true, true, false, false, 0, digits}, variants);
+      for (WeightKind kind : {WeightKind::kInt8, WeightKind::kInt8Sparse24})
+        check_not_finite({kind, size[0], size[1], 0, false, true, false, false, 0, digits},
+                         variants);
+      for (WeightKind kind : {WeightKind::kInt4, WeightKind::kInt8Groups})
+        check_not_finite({kind, size[0], size[1], 32, false, true, false, true, 2, digits},
+                         variants);
+      cases += 5;
+    }
   printf("%d cases, variants:", cases);
   for (const LinearOps* ops : variants) printf(" %s", ops->isa);
   printf(", %d failures\n", failures);
