@@ -305,10 +305,7 @@ class LadderSearch:
         if not self._budget.affords_trial():
             self._ranking.leave_out_defaults(self._predictor.unknown(candidate, ""))
             return
-        forecast = self._predictor.forecast(incumbent.settings, candidate, incumbent.rate)
-        if forecast.predicted is None:
-            forecast = self._predictor.unknown(candidate, forecast.problem)
-        await self._try(forecast)
+        await self._try(self._ranking.forecast_defaults(candidate, incumbent))
 
     async def _try_rungs(self) -> Ended:
         """Try the most promising rung until none is left or the time is used up."""

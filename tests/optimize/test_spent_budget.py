@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.config.settings import settings_from
+from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, Inconclusive
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish
 from ridgeline.optimize.cost import MachinePrice
@@ -24,10 +24,17 @@ from ridgeline.optimize.ladder import Ladder
 from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.search import optimize
-from ridgeline.optimize.search_state import StateFile
+from ridgeline.optimize.search_state import STATE_FILE, StateFile
 from ridgeline.optimize.time_budget import OutOfTimeError, limited, time_left_s
 from ridgeline.records import RunTrace, Slo
-from tests.optimize.simulated_servers import NAIVE, Clock, Fake, Quirks, SimulatedDeployment
+from tests.optimize.simulated_servers import (
+    NAIVE,
+    Clock,
+    Fake,
+    FakeOracle,
+    Quirks,
+    SimulatedDeployment,
+)
 from tests.optimize.test_search import only
 from tests.simulation.virtual_time import VirtualLoop
 
@@ -67,10 +74,13 @@ class SlowServers(Fake):
     run_s: Callable[[int], float] = staticmethod(lambda number: 0.0)
     answer_s = 0.0
     evaluation: UserEvaluation | None = None
+    oracle: Callable[[SlowServers], FakeOracle] | None = None
     num_starts = num_runs = 0
 
     def environment(self) -> Environment:
-        return msgspec.structs.replace(super().environment(), evaluation=self.evaluation)
+        usual = super().environment()
+        simulator = usual.simulator if self.oracle is None else self.oracle(self)
+        return msgspec.structs.replace(usual, evaluation=self.evaluation, simulator=simulator)
 
     @contextmanager
     def _open(self, settings: Any) -> Iterator[Deployment]:
@@ -165,8 +175,9 @@ def test_baseline_that_takes_longer_than_the_budget_ends_with_it(
 def test_resumed_search_whose_server_is_too_slow_keeps_what_is_known(
     tmp_path: Path, delays: dict[str, Any]
 ) -> None:
-    first, spent_s, _ = search(state=StateFile(tmp_path))
+    first, _, _ = search(state=StateFile(tmp_path))
     assert isinstance(first, LadderResult) and first.kept
+    spent_s = msgspec.json.decode((tmp_path / STATE_FILE).read_bytes())["budget"]["spent_s"]
     found, took_s, _ = search(
         state=StateFile(tmp_path, resume=True), budget_s=spent_s + 60.0, **delays
     )
@@ -244,3 +255,25 @@ def test_warm_up_before_the_closing_has_the_time_that_it_took_before(
         options = server_deployment._warm_up_options(1, 30.0)
     assert options.duration_s is not None
     assert options.duration_s + options.grace_s == pytest.approx(takes_s)
+
+
+class SlowOracle(FakeOracle):
+    """A simulator that takes a minute per run."""
+
+    def __init__(self, servers: SlowServers) -> None:
+        super().__init__(servers.physics)
+        self.servers = servers
+
+    def run(self, settings: Settings, load: Load) -> RunTrace:
+        assert isinstance(self.servers.clock, LoopClock)
+        self.servers.clock.block(60.0)
+        return super().run(settings, load)
+
+
+def test_simulation_takes_no_time_of_trials() -> None:
+    """Without time for a second run of the simulator, the rung is tried without a prediction."""
+    found, took_s, _ = search(oracle=SlowOracle)
+    assert isinstance(found, LadderResult)
+    assert [trial.verdict for trial in found.trials] == ["kept"]
+    assert found.trials[0].predicted.note
+    assert took_s <= BUDGET_S

@@ -124,14 +124,16 @@ class Predictor:
         self._searched: set[tuple[Settings, float]] = set()
         self._num_runs = self._num_tokens = 0
         self._budget: TimeBudget | None = None
+        self._reserve_s = REPORT_S
         self._simulated_s = self._arrivals = 0.0
 
-    def end_with(self, budget: TimeBudget) -> None:
-        """Begin no run that would not end within the budget, by the time that runs took so far.
+    def end_with(self, budget: TimeBudget, reserve_s: float = REPORT_S) -> None:
+        """Begin no run that would not leave `reserve_s` of the budget, by the time that runs took
+        so far.
 
         From then on predictions raise SimulationOverError if a run is missing.
         """
-        self._budget = budget
+        self._budget, self._reserve_s = budget, reserve_s
 
     def limit_requests(self, runs: Sequence[JudgedRun]) -> None:
         """Simulate no more than `MAX_REQUESTS` per run, but several times as long as most requests
@@ -351,12 +353,12 @@ class Predictor:
         """One simulated run. Raises SimulationOverError if the budget has no time for it."""
         if self._budget is None:
             return self._simulator.run(settings, load)
-        arrivals, left_s = load.rate * load.window_s, self._budget.left_s - REPORT_S
+        arrivals, left_s = load.rate * load.window_s, self._budget.left_s - self._reserve_s
         known_s = self._simulated_s / self._arrivals if self._arrivals else 0.0
         if left_s <= TIME_MARGIN * known_s * arrivals:
             raise SimulationOverError
         trace = self._simulator.run(settings, load)
-        self._simulated_s += left_s + REPORT_S - self._budget.left_s
+        self._simulated_s += left_s + self._reserve_s - self._budget.left_s
         self._arrivals += arrivals
         return trace
 

@@ -143,8 +143,9 @@ class Ranking:
         self, incumbent: RunningConfiguration, tried: Tried, trials: Sequence[Trial]
     ) -> list[Forecast]:
         """The promising rungs, each represented by its best variant, most promising first."""
-        budget = self._budget
-        spare_s = budget.left_s - budget.trial_cost_s - budget.closing_cost_s
+        budget, reserve_s = self._budget, self._budget.trial_cost_s + self._budget.closing_cost_s
+        spare_s = budget.left_s - reserve_s
+        self._predictor.end_with(budget, reserve_s)
         limit = WorkLimit(self._predictor, RUNS_PER_RANKING)
         limit.end_in(min(MAX_SHARE * budget.total_s, max(0.0, spare_s)), budget)
         num_affordable = spare_s / budget.trial_cost_s + 1
@@ -323,6 +324,20 @@ class Ranking:
         rows = (*self._defaults_left_out, *self._left_out.values())
         offered = self._promising
         return distinct(row for row in rows if offered.get(row.label, row.rung) == row.rung)
+
+    def forecast_defaults(
+        self, candidate: RungCandidate, incumbent: RunningConfiguration
+    ) -> Forecast:
+        """A prediction of the settings as shipped, which are tried whatever it is."""
+        budget = self._budget
+        self._predictor.end_with(budget, budget.trial_cost_s + budget.closing_cost_s)
+        try:
+            forecast = self._predictor.forecast(incumbent.settings, candidate, incumbent.rate)
+        except SimulationOverError:
+            return self._predictor.unknown(candidate, "there was no time to simulate it")
+        if forecast.predicted is None:
+            return self._predictor.unknown(candidate, forecast.problem)
+        return forecast
 
     def leave_out_defaults(self, forecast: Forecast) -> None:
         """Record that there was no time to try the settings as shipped."""
