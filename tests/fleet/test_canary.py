@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from ridgeline.errors import BadInput
 from ridgeline.fleet.canary.compare_answers import ComparedAnswer, count_differences, json_answer
+from ridgeline.fleet.canary.rollout import Rollout, RolloutConfig
 from tests.fleet.scripted import HEAD, ScriptedBackend, chunk, gateway_over
 
 TOKENS = list(range(10, 16))
@@ -101,6 +103,57 @@ async def test_clients_of_a_failing_canary_get_the_stable_answer() -> None:
         page = await record(http)
         assert page["reasons"] == ["more of its sessions have errors"]
         assert len(canary.bodies) < 25
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "reason"),
+    [
+        (400, "rolled-back", "its answers differ from the stable version's"),
+        (500, "rolled-back", "more of its sessions have errors"),
+        (503, "shadow", None),
+    ],
+)
+async def test_canary_that_fails_every_copy_is_rolled_back(
+    status: int, state: str, reason: str | None
+) -> None:
+    canary = server(status=status)
+    async with gateway_over(
+        server(), canary=(canary,), canary_options={"shadow_share": 1.0}
+    ) as http:
+        for i in range(20):
+            assert (await post(http, f"s{i}")).status_code == 200
+            await asyncio.sleep(0.01)
+        page = await record(http)
+        assert (page["state"], next(iter(page["reasons"]), None)) == (state, reason)
+        assert (await http.get("/canary/verdict")).status_code == (406 if reason else 200)
+    assert (len(canary.bodies) < 20) == (reason is not None)
+
+
+async def test_canary_whose_streams_cannot_be_compared_has_no_errors() -> None:
+    async def answer(_: ScriptedBackend, __: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"\r\n" + chunk(b'data: {"t":10}\n\ndata: [DONE]\n\n'))
+        writer.write(b"0\r\n\r\n")
+
+    canary = ScriptedBackend(answer)
+    async with gateway_over(
+        server(), canary=(canary,), canary_options={"shadow_share": 1.0}
+    ) as http:
+        for i in range(10):
+            await post(http, f"s{i}")
+            await asyncio.sleep(0.01)
+        page = await record(http)
+    assert page["state"] == "shadow" and not page["evidence"] and canary.bodies
+
+
+async def test_errors_of_both_versions_in_the_shadow_are_no_evidence() -> None:
+    rollout, rng = Rollout(RolloutConfig()), random.Random(0)
+    for i in range(2000):  # 5 % of requests fail, and of the copies that half of them get
+        if rng.random() < 0.05:
+            rollout.note_shadow_error("stable", f"s{i}", 0.5)
+        elif rng.random() < 0.5 * 0.05:
+            rollout.note_shadow_error("canary", f"s{i}", 0.5)
+        rollout.note_shadow_error("canary", "one", 0.5)  # of one session, as often as it may
+    assert rollout.state == "shadow"
 
 
 async def test_state_outlives_the_gateway(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ log = logging.getLogger("ridgeline.fleet")
 _MAX_COPIES = 4  # at once: a canary that is slower than the traffic is not buried under it
 _COPY_TIMEOUT_S = 600.0
 _MAX_ANSWER_BYTES = 64 << 20
+_BUSY = (408, 429, 503)
+"""Statuses that say nothing of a version: it has no room for a copy."""
+
+
+class _CopyFailed(Exception):
+    """The canary has failed a copy."""
 
 
 class CanaryControl(Protocol):
@@ -98,7 +104,9 @@ class CanaryController:
         has_failed = call.has_failed or call.arm in call.failed_arms
         if call.status and (call.status < 400 or has_failed):
             self._rollout.note_outcome(call.arm, call.session, _outcome(call, has_failed))
-        if call.arm == "stable" and call.status == 200 and not has_failed:
+        if call.arm == "stable" and has_failed:
+            self._rollout.note_shadow_error("stable", call.session, self._shadow_share)
+        elif call.arm == "stable" and call.status == 200:
             self._copy(call)
         self._note_change()
 
@@ -154,18 +162,20 @@ class CanaryController:
         try:
             async with asyncio.timeout(_COPY_TIMEOUT_S):
                 answer = await self._ask(call, body)
-        except (BackendLost, BrokenStream, TimeoutError) as error:
-            log.warning("the canary did not answer a copy: %s", error)
-            answer = None
-        if answer is None:
+        except (BackendLost, BrokenStream, TimeoutError, _CopyFailed) as error:
+            log.warning("the canary failed a copy: %s", error)
             self.num_copies_failed += 1
-            return
-        num_tokens, num_differing = count_differences(stable, answer)
-        self._rollout.note_comparison(num_tokens, num_differing)
+            self._rollout.note_shadow_error("canary", call.session, self._shadow_share)
+        else:
+            if answer is None:
+                self.num_copies_failed += 1
+                return
+            self._rollout.note_comparison(*count_differences(stable, answer))
         self._note_change()
 
     async def _ask(self, call: RoutedCall, body: bytes) -> ComparedAnswer | None:
-        """The canary's answer to a copy; None if it refused."""
+        """The canary's answer to a copy: an empty one if it refuses what the stable version has
+        answered; None if it has no room. Raises BackendLost, BrokenStream or _CopyFailed."""
         backend = next((b for b in self._ready()), None)
         if backend is None:
             return None
@@ -175,16 +185,24 @@ class CanaryController:
         connection = await backend.pool.exchange(b"POST", call.path.encode(), headers, body)
         try:
             data = await connection.read_all(_MAX_ANSWER_BYTES)
+            if connection.status >= 500 and connection.status not in _BUSY:
+                raise _CopyFailed(f"status {connection.status}")
             if connection.status != 200:
-                return None
+                return None if connection.status in _BUSY else self._refused(connection.status)
             if not call.streamed:
                 return json_answer(data)
             relay = StreamRelay()
             relay.begin(dict(connection.headers).get(IDENTITY_HEADER.encode()))
             relay.feed(data)
+            if relay.identity is not None and not (relay.has_ended or relay.is_migrating):
+                raise _CopyFailed("its stream has no end")
             return streamed_answer(relay)
         finally:
             backend.pool.release(connection)
+
+    def _refused(self, status: int) -> ComparedAnswer:
+        log.warning("the canary refuses a copy of an answered request with status %d", status)
+        return ComparedAnswer(choices=())
 
     def _ready(self) -> list[Backend]:
         return [b for b in self._backends.all if b.arm == "canary" and b.state == "ready"]

@@ -131,6 +131,17 @@ class Rollout:
         self._changed.add("agreement")
         self._decide()
 
+    def note_shadow_error(self, arm: Arm, session: str, copied: float) -> None:
+        """In the shadow, a request has failed at the stable version, or a copy of one at the
+        canary, which gets a share `copied`."""
+        if self.state != "shadow" or not self._is_first("errors", f"{arm} {session}"):
+            return
+        errors = self._tests["errors"]
+        assert isinstance(errors, EventEvidence)
+        errors.note(arm == "canary", copied / (1 + copied))
+        self._changed.add("errors")
+        self._decide()
+
     def note_outcome(self, arm: Arm, session: str, outcome: Outcome) -> None:
         """A request of a session has ended."""
         if self.state != "split":
