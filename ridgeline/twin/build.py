@@ -14,13 +14,14 @@ from ridgeline.engine.build import EngineParts, make_masks_of, make_scheduler
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import Tokenizer, load_tokenizer
-from ridgeline.errors import BadModel, DoesNotFit
+from ridgeline.errors import BadInput, BadModel, DoesNotFit
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.modelspec.families.shapes import known_shapes, shape_of_repository
 from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import extended
 from ridgeline.plan.simulate.kv_tiers import TierClock, TierSizes, add_tiers
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget, with_drafter
 from ridgeline.plan.step_time.operating_point import resolve_limits
@@ -107,7 +108,7 @@ def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = 
             limit=f"{memory.usable_bytes / 1e9:.1f} GB usable",
             fix="use more devices, a larger memory share, or a smaller weight format",
         )
-    asked, capacity = config.max_model_len, blocks * config.block_size
+    asked, capacity = _asked_len(config, replica.spec), blocks * config.block_size
     if asked is not None and asked > capacity:
         raise DoesNotFit(
             "one request of the maximum length does not fit the KV cache",
@@ -123,6 +124,22 @@ def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = 
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         max_model_len=asked or min(replica.spec.max_positions, capacity),
+    )
+
+
+def _asked_len(config: TwinConfig, spec: ModelSpec) -> int | None:
+    """The maximum length of a sequence that is asked for. Raises BadInput beyond the model's
+    context, where the server is not one that stops there."""
+    asked = config.max_model_len
+    if asked is None or asked <= extended(spec, asked).max_positions:
+        return asked
+    if config.caps_context:
+        return spec.max_positions
+    raise BadInput(
+        f"the maximum length exceeds the context of {spec.name}",
+        value=f"{asked:,} tokens",
+        limit=f"{spec.max_positions:,} tokens",
+        fix="lower it, or leave it out",
     )
 
 

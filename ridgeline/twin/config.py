@@ -33,7 +33,8 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     `device` is a name of the catalogue. `tp` · `cp` devices hold each of the `dp` replicas; `cp` of
     them divide the KV cache of every sequence, and with `sp` the `tp` of them each normalise a part
     of the rows. Formats None:
-    as stored. Limits None: the defaults of the server. `utilization`: the share of the device's
+    as stored. Limits None: the defaults of the server. With `caps_context` a `max_model_len` beyond
+    the model's context is cut to it, not refused. `utilization`: the share of the device's
     memory that is used. `kv_tokens` None: what the memory budget leaves. `acceptance`: the
     probability that each of `num_speculative_tokens` drafts of the `drafter` is accepted. What the
     prefix cache evicts goes to host memory of `offload_bytes`, or of `offload_ratio` times the
@@ -55,6 +56,7 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
+    caps_context: bool = False
     utilization: float = 0.9
     block_size: int = 16
     kv_tokens: int | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from ridgeline.config.server import ServerOptions, TwinOptions
 from ridgeline.config.settings import Settings, Speculative
@@ -228,6 +229,14 @@ def test_model_that_does_not_fit_the_devices_is_refused() -> None:
         plan_twin(TwinConfig(model=MODEL, device=DEVICE))
     with pytest.raises(DoesNotFit, match="maximum length"):
         plan_twin(TwinConfig(model="llama-3.1-8b", device="l4", max_model_len=131072))
+
+
+def test_length_beyond_the_context_is_refused_or_cut_as_the_server_does() -> None:
+    config = TwinConfig(model="llama-3.2-1b", device="h100-sxm", max_model_len=131_073)
+    with pytest.raises(BadInput, match=r"exceeds the context.*131,073.*131,072"):
+        plan_twin(config)
+    assert plan_twin(replace(config, caps_context=True)).max_model_len == 131_072
+    assert plan_twin(replace(config, max_model_len=131_072)).max_model_len == 131_072
 
 
 def test_repository_of_a_tuned_model_is_known_by_its_shape() -> None:

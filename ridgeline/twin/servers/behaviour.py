@@ -127,6 +127,7 @@ def twin_of(line: ServerLine, run: TwinRun) -> TwinConfig:
         max_num_seqs=line.max_num_seqs,
         max_num_batched_tokens=tokens,
         max_model_len=line.max_model_len,
+        caps_context=line.server == "llama-server",
         utilization=line.memory_share - (GRAPH_BYTES_SHARE if line.graphs else 0.0),
         block_size=line.block_size,
         enable_prefix_caching=line.prefix_caching,
