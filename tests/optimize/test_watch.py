@@ -335,6 +335,8 @@ def test_cron_job_runs_a_command_that_parses(capsys: pytest.CaptureFixture[str])
     assert main([*words, "--cronjob", "--schedule", "0 6 * * 1", "--image", "r:1"]) == 0
     manifest = yaml.safe_load(capsys.readouterr().out)
     assert manifest["kind"] == "CronJob" and manifest["spec"]["schedule"] == "0 6 * * 1"
+    validate = pytest.importorskip("kubernetes_validate")
+    validate.validate(manifest, "1.36", strict=True)
     pod = manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert "l4" in container["args"]
