@@ -238,6 +238,15 @@ def test_unknown_stage_is_refused() -> None:
         chosen_stages(LabOptions(study="casestudy", stages="eager,fp2"))
 
 
+def test_prompts_that_are_too_long_are_refused_by_the_options_of_the_study(
+    tiny: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error named --max-model-len, which the command does not have."""
+    assert main(["lab", "casestudy", tiny, "--device", "cpu", "--input-len", "100000"]) == 2
+    error = capsys.readouterr().err
+    assert "lower --input-len or --output-len" in error and "--max-model-len" not in error
+
+
 def test_printed_command_repeats_the_study() -> None:
     options = LabOptions(
         study="casestudy", model="demo", rounds=1, stages="int4, speculation",

@@ -23,6 +23,8 @@ from ridgeline.hardware import system
 from ridgeline.hardware.ceilings import ceilings_of
 from ridgeline.hub.download import ensure_downloaded
 from ridgeline.measure.monitors.machine_load import LoadMeter
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
 from ridgeline.records.progress import Observer, StageAdvanced, silent, stage
 from ridgeline.workflows.device_check import check_device
 from ridgeline.workflows.lab.case_study import CaseStudy
@@ -42,6 +44,7 @@ def run_case_study(options: LabOptions, observer: Observer = silent) -> CaseStud
     stages, settings = chosen_stages(options), study_settings(options)
     check_device(settings.device)
     ensure_downloaded(settings.model)
+    check_context(options, load_spec(settings.model))
     resolved = resolve(settings)
     work, text = study_work(options, settings.model, resolved.spec.vocab_size)
     bench, meter = StageBench(settings, resolved.device, work), LoadMeter()
@@ -107,6 +110,18 @@ def chosen_stages(options: LabOptions) -> tuple[StudyStage, ...]:
                 "no such stage of the case study", value=name, limit=", ".join(STAGE_NAMES)
             )
     return tuple(one for one in stages if one.name in names)
+
+
+def check_context(options: LabOptions, spec: ModelSpec) -> None:
+    """Raises BadInput for prompts and outputs that the model cannot hold."""
+    needed = options.input_len + options.output_len
+    if needed > spec.max_positions:
+        raise BadInput(
+            "the prompt and its output are longer than the model's context",
+            value=needed,
+            limit=spec.max_positions,
+            fix="lower --input-len or --output-len",
+        )
 
 
 def study_settings(options: LabOptions) -> Settings:
