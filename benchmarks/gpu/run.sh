@@ -35,6 +35,7 @@ if [ "$DEVICE" = cpu ]; then
     DRAFTS="--requests 1,2 --input 64 --output 16"
     STUDY="--max-concurrency 2 --input-len 16 --output-len 8 --rounds 1 --stages eager,int8"
     PROFILE="--max-model-len 512 --input-len 32 --output-len 8"
+    CALIBRATE="--budget 60" SEARCH_S=200
     TABLES=""  # refused on a CPU: only CUDA graphs make up for it
     PARTS=${PARTS:-$CPU_PARTS}
 fi

@@ -319,5 +319,7 @@ def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None)
     several.sort(key=lambda row: _MOST_MEANT.index(row) if row in _MOST_MEANT else len(_MOST_MEANT))
     near = several or difflib.get_close_matches(wanted, rows, n=5, cutoff=0.4) or list(rows)
     what = "several accelerators match this name" if len(several) > 1 else "unknown accelerator"
-    fix = f"name one of them; the most common is {near[0]}" if len(several) > 1 else None
+    fix = "`ridgeline catalogue` lists them with their figures"
+    if len(several) > 1:
+        fix = f"name one of them; the most common is {near[0]}"
     raise BadInput(what, value=name, limit=", ".join(near), fix=fix)
