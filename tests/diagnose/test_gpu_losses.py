@@ -7,7 +7,12 @@ import pytest
 
 from ridgeline.diagnose import attribute_server_latency, facts_of, findings, split_gpu_losses
 from ridgeline.diagnose.losses.gpu_losses import in_flight_share
+from ridgeline.measure.monitors.gpu import GpuUsage
+from ridgeline.measure.monitors.machine_monitor import MachineReport
+from ridgeline.records.trace import TWIN_OF
+from ridgeline.workflows.diagnose.diagnose_run import machine_facts
 from tests.diagnose.faults import LOADS, SLO, Engine
+from tests.diagnose.faults import run as run_engine
 from tests.diagnose.test_server_losses import as_server
 
 HEALTHY = {"gpu_busy_share": 0.97, "gpu_clock_share": 0.99, "gpu_slowed_share": 0.0}
@@ -65,6 +70,17 @@ def test_split_losses_add_up_and_missing_counters_change_nothing(seen):
     total = [sum(share.mid for share in found.shares.values()) for found in (before, after)]
     assert total[0] == pytest.approx(total[1])
     assert split_gpu_losses(before, record, {}) == before
+
+
+@pytest.mark.parametrize(
+    ("device", "counts"),
+    [("cuda:0", True), ("elsewhere", True), ("cpu", False), (f"{TWIN_OF}1 x h100-sxm", False)],
+)
+def test_gpus_of_other_programs_are_not_those_of_a_server_on_the_cpu(device, counts):
+    record, _ = run_engine(Engine(), LOADS[0])
+    run = msgspec.structs.replace(record, info=msgspec.structs.replace(record.info, device=device))
+    machine = MachineReport(gpus=(GpuUsage(name="H200", num_readings=2, busy_share=0.5),))
+    assert machine_facts(machine, run) == ({"gpu_busy_share": 0.5} if counts else {})
 
 
 def test_in_flight_share():

@@ -245,6 +245,17 @@ def test_doctor_shows_the_counters_of_each_card(nvml):
     )
 
 
+def test_doctor_finds_no_fault_in_cards_of_others(nvml):
+    def open_one(index):
+        if index == 0:
+            raise nvml.NVMLError("Insufficient Permissions")
+        return index
+
+    nvml.nvmlDeviceGetHandleByIndex = open_one
+    (check,) = check_counters()
+    assert check.ok and "cannot read GPU 0: Insufficient Permissions" in check.detail
+
+
 @pytest.mark.parametrize("has_card", [False, True])
 def test_doctor_says_why_there_are_no_counters_where_there_is_a_card(nvml, monkeypatch, has_card):
     def mismatch():

@@ -22,6 +22,7 @@ from ridgeline.diagnose import (
 from ridgeline.diagnose.losses.latency_losses import Expected
 from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
 from ridgeline.diagnose.rules.rulebook import Server
+from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.server_config import ELSEWHERE
 from ridgeline.measure.results.event_log import RunContext
 from ridgeline.records import RunTrace, Slo
@@ -58,7 +59,7 @@ def diagnose_run(
     `expected`: step times learnt from an earlier run on the same machine.
     """
     report = context.server
-    metrics = {**server_metrics(report, run), **context.machine.facts()}
+    metrics = {**server_metrics(report, run), **machine_facts(context.machine, run)}
     missed = missed_prefix(run, context.shared_prompt_share, metrics)
     if run.steps:
         token_budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
@@ -81,6 +82,14 @@ def diagnose_run(
     return Diagnosis(
         target=run.target, server=server, findings=ranked, losses=losses, metrics=metrics
     )
+
+
+def machine_facts(machine: MachineReport, run: RunTrace) -> dict[str, float]:
+    """What was observed of the server's machine; no GPU if the server says that it uses none."""
+    facts = machine.facts()
+    if run.info is None or not (run.info.device == "cpu" or run.info.twin):
+        return facts
+    return {name: value for name, value in facts.items() if not name.startswith("gpu_")}
 
 
 def _server_of(run: RunTrace) -> Server:
