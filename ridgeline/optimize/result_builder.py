@@ -444,14 +444,18 @@ def _next_steps(result: LadderResult, commands: NextSteps) -> tuple[str, ...]:
         steps.append(f"{filled(commands.serve)}      # {served}")
     waiting = [left for left in result.not_tried if "the budget ended" in left.reason]
     noisy = [trial for trial in result.trials if trial.verdict in ("inconclusive", "cut short")]
-    if waiting or noisy:
+    is_cut = result.ended == "interrupted" and bool(commands.folder)
+    if waiting or noisy or is_cut:
         enough_s = provenance.spent_s + (len(waiting) + len(noisy) + 2) * result.trial_cost_s
-        minutes = math.ceil(max(2 * provenance.budget_s, min(enough_s, 3600)) / 60)
+        wanted_s = max(2 * provenance.budget_s, min(enough_s, 3600))
+        minutes = math.ceil((provenance.budget_s if is_cut else wanted_s) / 60)
         why = f"{len(waiting)} rung(s) not reached, {len(noisy)} inconclusive"
+        why = "go on from here" if is_cut else why
         objective = provenance.objective
         goal = "" if objective == "goodput" else f" --objective {objective}"
         # What was tried is not tried again by a search that is resumed.
-        resume = f" --resume {shlex.quote(commands.folder)}" if waiting and commands.folder else ""
+        resumes = is_cut or (waiting and commands.folder)
+        resume = f" --resume {shlex.quote(commands.folder)}" if resumes else ""
         budget = f"--budget {minutes}m"
         steps.append(f"{filled(commands.optimize)}{goal}{resume} {budget}      # {why}")
     steps.append(f"{filled(commands.bench)}      # measure again")

@@ -81,6 +81,19 @@ async def test_lossy_rungs_end_where_the_baselines_distributions_are_lost(tmp_pa
     assert "resumed after a lossy rung" in reasons["kv-int8"]
 
 
+async def test_interrupted_search_says_how_it_continues(tmp_path: Path) -> None:
+    """Also before any trial has come to an end."""
+    fake = Fake(interrupt_at_s=60.0)
+    environment = fake.environment()
+    steps = msgspec.structs.replace(environment.next_steps, folder=str(tmp_path))
+    environment = msgspec.structs.replace(environment, next_steps=steps)
+    cut = await optimize(
+        job(900.0), environment, RUNGS, clock=fake.clock, state=StateFile(tmp_path)
+    )
+    assert cut.ended == "interrupted" and not cut.trials
+    assert any(f"--resume {tmp_path} --budget 15m " in step for step in cut.next_steps)
+
+
 async def test_nothing_to_resume_and_another_request_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no search to resume"):
         await search(Fake(), StateFile(tmp_path, resume=True))
