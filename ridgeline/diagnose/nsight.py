@@ -30,7 +30,7 @@ from ridgeline.diagnose.nsight_tables import (
     UNITS,
     Row,
     Source,
-    find_table,
+    find_tables,
     number_of,
     seconds_of,
     unreadable,
@@ -107,10 +107,14 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_profile(text: str) -> GpuProfile:
     """Read an export. Raises BadInput if it is none of the three kinds, or contains no kernel."""
-    source, rows = find_table(text)
-    profile = _READERS[source](rows)
-    if not profile.kernels:
-        raise unreadable(f"the table of this export ({source}) contains no kernel")
+    profiles = (_READERS[source](rows) for source, rows in find_tables(text))
+    empty: list[Source] = []
+    for profile in profiles:
+        if profile.kernels:
+            break
+        empty.append(profile.source)
+    else:
+        raise unreadable(f"the table of this export ({empty[0]}) contains no kernel")
     if profile.total_s <= 0:
         raise unreadable("the times of its kernels add up to nothing")
     return profile
@@ -203,7 +207,10 @@ def _ncu(rows: Sequence[Row]) -> GpuProfile:
     """`rows`: one per launch and metric."""
     launches: dict[tuple[str, ...], dict[str, float]] = {}
     values = [_SPACES.sub("", row["Metric Value"]) for row in rows]
-    comma = any(map(_DECIMAL_COMMA.match, values))
+    comma = any(
+        _DECIMAL_COMMA.match(value) or (row["Metric Unit"] == "%" and _THREE_DECIMALS.match(value))
+        for row, value in zip(rows, values, strict=True)
+    )
     for row, value in zip(rows, values, strict=True):
         if row["Kernel Name"]:
             launch = (row.get("Process ID", ""), row["ID"], row["Kernel Name"])
@@ -223,9 +230,15 @@ def _ncu(rows: Sequence[Row]) -> GpuProfile:
 _SPACES = re.compile(r"[\s\u00a0\u202f'\u2019]")
 """Separators between thousands of some locales, besides point and comma."""
 
-_DECIMAL_COMMA = re.compile(r"[\d.]*\.\d{3}(\.\d{3})+$|[\d.]*\d,(\d{1,2}|\d{4,})$")
+_DECIMAL_COMMA = re.compile(r"[\d.]*\.\d{3}(\.\d{3})+$|[\d.]*\d,(\d{1,2}|\d{4,})$|0,\d+$")
 """Matches numbers that can only have points between thousands and a decimal comma. One such value
 decides for the whole file (Nsight Compute follows the locale of the system)."""
+
+_THREE_DECIMALS = re.compile(r"\d{1,3},\d{3}$")
+"""Matches shares in percent that a comma between thousands would put at 1,000 % or more."""
+
+MAX_SHARE = 2.0
+"""Of a peak: measured shares exceed 1 by little, so that a larger one has been misread."""
 
 _FIGURE = re.compile(r"[\d.,]+([eE][+-]?\d+)?$")
 """A number of Nsight Compute, and not "n/a"."""
@@ -240,11 +253,14 @@ def _metric(row: Row, value: str, comma: bool) -> dict[str, float]:
         value = value.replace(".", "").replace(",", ".")
     if metric in DURATION and unit in UNITS:
         return {"duration": number_of(value) * UNITS[unit]}
-    return {
+    shares = {
         name: number_of(value) / 100
         for name, names in SHARES.items()
         if metric in names and unit == "%"
     }
+    if any(share > MAX_SHARE for share in shares.values()):
+        raise unreadable(f"a {metric} of {row['Metric Value']} % is more than a device can reach")
+    return shares
 
 
 def _ncu_kernel(name: str, launches: Sequence[Mapping[str, float]]) -> Kernel:

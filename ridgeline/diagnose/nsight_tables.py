@@ -42,18 +42,20 @@ _TEXT = re.compile(r"Total Time \(|Start \(|Section: GPU Speed Of Light")
 """What the tools print in tables for people, without commas between the columns."""
 
 
-def find_table(text: str) -> tuple[Source, list[Row]]:
-    """The kind of an export and its rows. Raises BadInput if it has no table of kernels."""
-    lines, other = text.split("\n"), list[str]()
+def find_tables(text: str) -> Iterator[tuple[Source, list[Row]]]:
+    """The tables of kernels, each with its kind and rows. Raises BadInput if there is none."""
+    lines, other, is_found = text.split("\n"), list[str](), False
     for i, line in enumerate(lines):
         columns = _cells(line)
         source = _source(set(columns))
         if source is not None:
+            is_found = True
             rows: Iterable[Row] = _rows(columns, lines[i + 1 :])
-            return source, list(_long(rows) if _is_wide(columns) else rows)
-        if _is_header(columns):
+            yield source, list(_long(rows) if _is_wide(columns) else rows)
+        elif _is_header(columns):
             other = other or columns
-    raise unreadable(_why_none(other, text))
+    if not is_found:
+        raise unreadable(_why_none(other, text))
 
 
 def unreadable(why: str) -> BadInput:
@@ -89,15 +91,44 @@ def number_of(value: str) -> float:
 
 
 def _cells(line: str) -> list[str]:
-    return next(_parse([line]), [])
-
-
-def _parse(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Rows of cells; a quoted cell may extend over lines."""
+    """The cells of a line outside of tables; none if it cannot be a header."""
     try:
-        yield from csv.reader(lines)
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def _parse(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Rows of cells; a quoted cell may extend over lines.
+
+    A line of a log may begin with a quotation mark that nothing closes: it is a row by itself and
+    does not take the lines after it into a cell. Raises BadInput for a row that is cut off.
+    """
+    start = 0
+    while start < len(lines):
+        reader = csv.reader(map(lines.__getitem__, range(start, len(lines))), strict=True)
+        num_read = 0
+        try:
+            for cells in reader:
+                yield cells
+                num_read = reader.line_num
+            return
+        except csv.Error as error:
+            why = str(error)
+        start += num_read
+        yield _cells_of_bad_row(lines[start], why)
+        start += 1
+
+
+def _cells_of_bad_row(line: str, why: str) -> list[str]:
+    """The cells of a line that begins no row, because its quotation marks are misplaced."""
+    try:
+        cells = next(csv.reader([line]), [])
     except csv.Error as error:
         raise unreadable(f"its table is damaged: {error}") from None
+    if len(cells) > 1 and line.count('"') % 2:
+        raise unreadable(f"its table is damaged: {why} in the row {line[:80]!r}")
+    return cells
 
 
 def _source(columns: set[str]) -> Source | None:
@@ -137,7 +168,7 @@ def _why_none(other: Sequence[str], text: str) -> str:
     return f"it is another report, with the columns {', '.join(other[:12])}"
 
 
-def _rows(columns: Sequence[str], lines: Iterable[str]) -> Iterator[dict[str, str]]:
+def _rows(columns: Sequence[str], lines: Sequence[str]) -> Iterator[dict[str, str]]:
     """The rows of a table, up to the header of the next one; log lines in it are skipped."""
     for cells in _parse(lines):
         if _is_header(cells):

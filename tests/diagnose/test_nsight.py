@@ -274,6 +274,44 @@ def test_units_of_nsys(unit: str, seconds: float):
     assert read_profile(text).kernels[0].total_s == pytest.approx(200 * seconds)
 
 
+def test_a_log_line_with_a_single_quotation_mark_takes_no_rows_with_it():
+    """The reader took the rows after it into one cell, and they were missing without a word."""
+    for text, row in ((DETAILS, '"0","8","void f'), (TRACE, "50,100,2"), (GRIDS, "25.0,300,1")):
+        whole = read_profile(text)
+        for line in ('"interrupted', '"interrupted, or not', '"a" is b'):
+            assert row in text
+            assert read_profile(text.replace(row, f"{line}\n{row}", 1)) == whole
+
+
+def test_an_export_that_is_cut_off_in_a_row_is_refused():
+    row = '0,100,1,8,,H100 (0),1,,7,"void cutlass::gemm<int, float>(Params)"\n'
+    with pytest.raises(BadInput, match="its table is damaged: unexpected end of data"):
+        read_profile(TRACE + row[:40])
+
+
+def test_a_long_line_outside_of_the_table_does_not_matter():
+    long = f"loaded,{'x' * 200_000},done\n"
+    assert read_profile(long + TRACE) == read_profile(TRACE)
+
+
+def test_a_table_without_kernels_does_not_hide_the_next_one():
+    head = TRACE.strip().splitlines()[1]
+    assert read_profile(f"{head}\n\n{SUMS}") == read_profile(SUMS)
+    with pytest.raises(BadInput, match=r"\(nsys trace\) contains no kernel"):
+        read_profile(f"{head}\n\n{header_of()}\n")
+
+
+def test_three_decimals_after_a_comma_are_not_thousands():
+    """A locale with a decimal comma where every value has three decimals: the share was 501."""
+    (kernel,) = read_profile(ncu(*launch(0, "k", "2,345", "50,123", "8,001"))).kernels
+    assert kernel.total_s == pytest.approx(2.345e-6)
+    assert kernel.memory_share == pytest.approx(0.50123)
+    (kernel,) = read_profile(ncu((0, "k", "Duration", "us", "0,345"))).kernels
+    assert kernel.total_s == pytest.approx(0.345e-6)
+    with pytest.raises(BadInput, match="50123 % is more than a device can reach"):
+        read_profile(ncu(*launch(0, "k", "2345", "50123", "8")))
+
+
 MPI = f"""{header_of("Source")}
 100.0,900,1,900.0,900.0,900,900,0.0,coll_send,MPI_Allreduce
 """
