@@ -219,18 +219,52 @@ class GpuRates(NamedTuple):
 
 
 def gpu_rates(device: str) -> GpuRates:
-    """Rates of a GPU, measured now; a dtype without a product on it is absent."""
+    """Rates of a GPU, measured now within half of its free memory, which is free again afterwards;
+    a dtype without a product on it is absent.
+
+    Raises CannotRun if too little memory is free.
+    """
     import torch
 
     with torch.cuda.device(device):
-        source = torch.randn(1 << 29, device="cuda").bfloat16()
-        target = torch.empty_like(source)
-        copy_s = _gpu_seconds(torch, lambda: target.copy_(source))
-        flops_s = {name: _gpu_gemm(torch, getattr(torch, name), 8192) for name in _GPU_DTYPES}
-        for name, product in _gpu_byte_products(torch, 8192).items():
-            with contextlib.suppress(RuntimeError):
-                flops_s[name] = 2 * 8192**3 / _gpu_seconds(torch, product)
-    return GpuRates(source.nbytes, 2 * source.nbytes / copy_s, flops_s)
+        torch.cuda.empty_cache()
+        free_bytes = int(torch.cuda.mem_get_info(device)[0])
+        copy_bytes, size = gpu_probe_sizes(free_bytes)
+        try:
+            bytes_s = _gpu_copy(torch, copy_bytes)
+            flops_s = {name: _gpu_gemm(torch, getattr(torch, name), size) for name in _GPU_DTYPES}
+            for name, product in _gpu_byte_products(torch, size).items():
+                with contextlib.suppress(RuntimeError):
+                    flops_s[name] = 2 * size**3 / _gpu_seconds(torch, product)
+        except torch.OutOfMemoryError:
+            raise _full_gpu(free_bytes) from None
+        finally:
+            torch.cuda.empty_cache()
+    return GpuRates(copy_bytes, bytes_s, flops_s)
+
+
+def gpu_probe_sizes(free_bytes: int) -> tuple[int, int]:
+    """Bytes of a copied buffer, and the size of square matrices, for a GPU with this free memory.
+
+    Two buffers, or four float32 matrices, take half of it. Raises CannotRun if the buffers would be
+    so small that caches hold them.
+    """
+    copy_bytes = min(_COPY_BYTES, free_bytes // 4 // MIB * MIB)
+    if copy_bytes < _MIN_COPY_BYTES:
+        raise _full_gpu(free_bytes)
+    size = _GPU_GEMM_SIZE
+    while 4 * 4 * size**2 > free_bytes // 2:
+        size //= 2
+    return copy_bytes, size
+
+
+def _full_gpu(free_bytes: int) -> CannotRun:
+    return CannotRun(
+        "too little memory is free on the GPU to measure it",
+        value=f"{free_bytes // MIB} MiB",
+        limit=f"at least {4 * _MIN_COPY_BYTES // MIB} MiB",
+        fix="end other processes that use the GPU (nvidia-smi lists them)",
+    )
 
 
 def _gpu_byte_products(torch: Any, size: int) -> dict[str, Callable[[], object]]:
@@ -246,6 +280,13 @@ def _gpu_byte_products(torch: Any, size: int) -> dict[str, Callable[[], object]]
 
 
 _GPU_DTYPES = ("float32", "bfloat16", "float16")
+_COPY_BYTES, _MIN_COPY_BYTES, _GPU_GEMM_SIZE = 1 << 30, 1 << 27, 8192
+
+
+def _gpu_copy(torch: Any, num_bytes: int) -> float:
+    source = torch.randn(num_bytes // 2, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    return float(2 * num_bytes / _gpu_seconds(torch, lambda: target.copy_(source)))
 
 
 def _gpu_read(torch: Any, num_bytes: int) -> float:

@@ -3,6 +3,7 @@ and refused as it should be."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 import torch
 
 from ridgeline.cli.main import main
-from ridgeline.config.settings import settings_from
+from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.hardware import measure
+from ridgeline.hardware import measure, system
 from ridgeline.hardware.measure import GpuRates
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import cost_model, resident_weight_bytes
@@ -44,6 +45,7 @@ from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import predict
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
+from ridgeline.workflows.calibrate import calibrate_engine
 from ridgeline.workflows.calibrate.calibrate_engine import request_overheads
 from ridgeline.workflows.calibrate.machine_rates import MachineSpeed, rates_of
 from ridgeline.workflows.calibrate.step_passes import (
@@ -240,6 +242,77 @@ def test_rates_of_a_gpu_are_those_of_the_card(monkeypatch: pytest.MonkeyPatch) -
     }
     assert measured == ["cuda:1"]
     assert rates_of("cpu").kind == "cpu"
+
+
+class Card:
+    """The rates of a made-up card of 16 GiB, which runs on the CPU."""
+
+    name, kind, work_speed = "a card", "gpu", 200.0
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def memory(self) -> MachineMemory:
+        return MachineMemory(total_bytes=16 << 30, available_bytes=16 << 30)
+
+    def prepare(self) -> None:
+        self._events.append("measured")
+
+
+def test_calibration_of_a_card_plans_with_its_memory_and_measures_it_while_it_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cache was sized from the host's memory and then refused on the card, and the rates were
+    measured within what the engine had left.
+    """
+    events: list[str] = []
+    sizes: list[int | None] = []
+
+    def check_size(settings: Settings) -> SimpleNamespace:
+        sizes.append(settings.kv_cache_memory_bytes)
+        return SimpleNamespace(device="cuda", dtype="bfloat16")
+
+    def open_bench(settings: Settings) -> None:
+        events.append("opened")
+        raise CannotRun("seen enough")
+
+    host = system.SystemMemory(total_bytes=1 << 40, available_bytes=1 << 40)
+    monkeypatch.setattr(system, "memory", lambda: host)
+    monkeypatch.setattr(calibrate_engine, "choose_device", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(calibrate_engine, "rates_of", lambda _: Card(events))
+    monkeypatch.setattr(calibrate_engine, "resolve", check_size)
+    monkeypatch.setattr(calibrate_engine, "open_step_bench", open_bench)
+    runs = [CalibrationRun(model="dummy:llama-3.1-8b", quantization=None)]
+    with pytest.raises(CannotRun, match="seen enough"):
+        calibrate_engine.calibrate_engine(runs, 60.0, device="cuda")
+    assert sizes == [4 << 30]  # a quarter of the card
+    assert events == ["measured", "opened"]
+
+
+def test_rates_of_a_gpu_are_measured_within_half_of_its_free_memory() -> None:
+    assert measure.gpu_probe_sizes(139 << 30) == (1 << 30, 8192)
+    for free in (512 << 20, 700 << 20, 1 << 30, 3 << 30, 5 << 30):
+        copy_bytes, size = measure.gpu_probe_sizes(free)
+        assert 2 * copy_bytes <= free // 2 and 4 * 4 * size**2 <= free // 2
+        assert copy_bytes >= 128 * MIB and size >= 4096
+    with pytest.raises(CannotRun, match=r"too little memory.*'500 MiB'; limit: at least 512 MiB"):
+        measure.gpu_probe_sizes(500 << 20)
+
+
+def test_gpu_that_fills_up_while_it_is_measured_is_an_error_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 << 30, 16 << 30))
+    monkeypatch.setattr(measure, "_gpu_copy", full)
+    with pytest.raises(CannotRun, match="too little memory is free on the GPU"):
+        measure.gpu_rates("cuda")
+    assert len(emptied) == 2  # before and after
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import msgspec
 
 import ridgeline
 from ridgeline.engine.config import resolve
+from ridgeline.engine.device import choose_device
 from ridgeline.errors import BadInput
 from ridgeline.measure.monitors.process_usage import CpuContention
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
@@ -68,19 +69,21 @@ def calibrate_engine(
         raise BadInput(
             "too many runs", value=len(runs), limit=MAX_RUNS, fix="name fewer with --quantization"
         )
-    rates = rates_of(resolve(run_settings(runs[0], device=device)).device)
+    rates = rates_of(str(choose_device(device, {})))
     memory = rates.memory()
     settings = [
         run_settings(run, device=device, available_bytes=memory.available_bytes) for run in runs
     ]
     resolved = [resolve(one) for one in settings]  # an error in the last must not cost the others
     started_s = time.perf_counter()
+    rates.prepare()
+    run_budget_s = (budget_s - (time.perf_counter() - started_s)) / len(runs)
     measurements: list[StepMeasurement] = []
     windows: list[LoadWindow] = []
     for number, run in enumerate(runs, 1):
         contention = CpuContention()
         with open_step_bench(settings[number - 1]) as bench:
-            of_run = list(measure_passes(bench, run, budget_s / len(runs), rates))
+            of_run = list(measure_passes(bench, run, run_budget_s, rates))
             num_kinds = sum(1 for _ in step_kinds(bench, run))
             if number == len(runs):
                 window_s = min(WINDOW_S, budget_s / MIN_BUDGET_PER_WINDOW)

@@ -47,6 +47,12 @@ class MachineRates(Protocol):
 
     def memory(self) -> MachineMemory: ...
 
+    def prepare(self) -> None:
+        """Measure what needs the memory that an open engine takes.
+
+        Raises CannotRun if there is too little of it.
+        """
+
     def speed(self) -> MachineSpeed:
         """The speed now, in float32."""
 
@@ -71,6 +77,9 @@ class RatesOfCpu:
     def memory(self) -> MachineMemory:
         found = system.memory()
         return MachineMemory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
+
+    def prepare(self) -> None:
+        """Nothing: the probes need little memory."""
 
     def speed(self) -> MachineSpeed:
         """Takes a quarter of a second."""
@@ -139,6 +148,9 @@ class RatesOfGpu:
 
         free, total = torch.cuda.mem_get_info(self._device)
         return MachineMemory(total_bytes=total, available_bytes=free)
+
+    def prepare(self) -> None:
+        _ = self._rates
 
     def speed(self) -> MachineSpeed:
         return MachineSpeed(self._rates.bytes_s, self._rates.flops_s["float32"])
