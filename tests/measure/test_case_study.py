@@ -17,7 +17,7 @@ from ridgeline.cli.main import main
 from ridgeline.cli.render.measure.case_study import print_case_study
 from ridgeline.config.load import LabOptions
 from ridgeline.config.settings import Settings, Speculative
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.ceilings import MeasuredCeilings
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
@@ -184,8 +184,52 @@ def test_interrupted_study_keeps_the_stages_that_it_reached(
     assert [(one["name"], len(one["rounds"])) for one in record["stages"]] == [
         ("eager", 1),
         ("int8", 1),
+        ("int4", 0),
     ]
+    assert "interrupted before it was measured" in record["stages"][2]["why_not"]
+    assert record["stages"][2]["settings"] == {"quantization": "int4"}
     assert "interrupted, so that" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), CannotRun("the GPU is full")])
+def test_study_is_complete_although_the_last_measurement_of_the_bandwidth_is_not(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    measured = [MeasuredCeilings(bytes_s={1: 1e9}, flops_s={"float32": 1e9}, cpu_share=1.0)]
+
+    def measure(*_: object) -> MeasuredCeilings:
+        if not measured:
+            raise error
+        return measured.pop()
+
+    monkeypatch.setattr(run_case_study, "ceilings_of", measure)
+    study = ridgeline.casestudy(
+        tiny, device="cpu", num_threads=1, input_len=12, output_len=8, rounds=1, stages="eager"
+    )
+    assert not study.interrupted and study.stages[0].bandwidth_bytes_s == 1e9
+
+
+def test_stage_that_cannot_stay_open_is_opened_once_in_every_round(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round opened each for its quality, and again for its figures."""
+    events: list[str] = []
+
+    class Observed(OpenStage):
+        def __init__(self, settings: Settings, work: StageWork) -> None:
+            events.append("open")
+            super().__init__(settings, work)
+
+        def close(self) -> None:
+            events.append("close")
+            super().close()
+
+    monkeypatch.setattr(stage_bench, "_free_bytes", lambda _: 0.0)
+    monkeypatch.setattr(stage_bench, "OpenStage", Observed)
+    bench, stages = small_bench(tiny, "eager", "int8")
+    measure_stages(bench, stages, 2, silent)
+    assert not bench.keeps_open and events == ["open", "close"] * 4
+    assert [len(stage.rounds) for stage in bench.results(lambda size: 1e9)] == [2, 2]
 
 
 def test_study_that_is_interrupted_before_its_first_figure_has_none(

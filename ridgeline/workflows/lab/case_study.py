@@ -90,7 +90,7 @@ class CaseStudy(Result, frozen=True, kw_only=True):
     """The stages of a case study in order, and the conditions of their measurement.
 
     `load`: what other processes took meanwhile. `command`: repeats the study. `interrupted`: it has
-    fewer rounds than it should have, or fewer stages.
+    fewer rounds than it should have, or stages that were not reached.
     """
 
     model: str

@@ -8,6 +8,7 @@ cannot run here is kept with the reason.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -18,9 +19,9 @@ from ridgeline.config.load import LabOptions
 from ridgeline.config.settings import Settings, Speculative
 from ridgeline.config.shared import DEFAULT_MODEL
 from ridgeline.engine.config import ResolvedSettings, resolve
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
-from ridgeline.hardware.ceilings import ceilings_of
+from ridgeline.hardware.ceilings import MeasuredCeilings, ceilings_of
 from ridgeline.hub.download import ensure_downloaded
 from ridgeline.measure.monitors.machine_load import LoadMeter
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -50,16 +51,15 @@ def run_case_study(options: LabOptions, observer: Observer = silent) -> CaseStud
     bench, meter = StageBench(settings, resolved.device, work), LoadMeter()
     with stage(observer, "bandwidth of the device"):
         before = ceilings_of(resolved.device, resolved.num_threads)
-    ceilings, interrupted = before, False
+    interrupted = False
     try:
         measure_stages(bench, stages, options.rounds, observer)
-        with stage(observer, "bandwidth of the device, again"):
-            ceilings = before.best_of(ceilings_of(resolved.device, resolved.num_threads))
     except KeyboardInterrupt:
         interrupted = True
-        bench.leave_out_rest()
+        bench.leave_out_rest(stages)
     finally:
         bench.close()
+    ceilings = before if interrupted else measure_again(before, resolved, observer)
     results = bench.results(ceilings.bandwidth)
     if interrupted and not any(one.rounds for one in results):
         raise KeyboardInterrupt
@@ -96,6 +96,19 @@ def measure_stages(
         for number in range(1, num_rounds):
             bench.run_round()
             observer(StageAdvanced(stage=name, completed=number + 1, total=float(num_rounds)))
+
+
+def measure_again(
+    before: MeasuredCeilings, resolved: ResolvedSettings, observer: Observer
+) -> MeasuredCeilings:
+    """The better of `before` and a second measurement.
+
+    `before` alone if that is interrupted or fails: the stages have their figures by then.
+    """
+    again = stage(observer, "bandwidth of the device, again")
+    with contextlib.suppress(KeyboardInterrupt, CannotRun), again:
+        return before.best_of(ceilings_of(resolved.device, resolved.num_threads))
+    return before
 
 
 def chosen_stages(options: LabOptions) -> tuple[StudyStage, ...]:

@@ -52,11 +52,11 @@ class StageBench:
         self.keeps_open = needed <= KEPT_SHARE * _free_bytes(self._device)
 
     def open(self, stage: StudyStage) -> None:
-        """Open a stage for the first time: its quality, or why it cannot run."""
-        own = {name: plain(value) for name, value in stage.settings_on(self._device.type).items()}
-        result = StageResult(
-            name=stage.name, title=stage.title, honesty=stage.honesty, settings=own
-        )
+        """Open a stage for the first time: its quality, or why it cannot run.
+
+        It is open until it has been measured.
+        """
+        result = self._empty_result(stage)
         self._stages[stage.name] = stage
         try:
             engine = OpenStage(self.settings_of(stage), self._work)
@@ -78,7 +78,6 @@ class StageBench:
             quality=quality,
             same_tokens=self._repeats(stage),
         )
-        self._close_spare()
 
     def run_round(self) -> None:
         """Measure every stage that runs once."""
@@ -102,12 +101,13 @@ class StageBench:
         self._results[name] = msgspec.structs.replace(result, rounds=(*result.rounds, measured))
         self._close_spare()
 
-    def leave_out_rest(self) -> None:
-        """Say of each stage without a measurement that the study was interrupted."""
-        for name, result in self._results.items():
+    def leave_out_rest(self, stages: Sequence[StudyStage]) -> None:
+        """Say of each of the stages without a measurement that the study was interrupted."""
+        for one in stages:
+            result = self._results.get(one.name) or self._empty_result(one)
             if not result.rounds and not result.why_not:
                 why = "the study was interrupted before it was measured"
-                self._results[name] = msgspec.structs.replace(result, why_not=why)
+                self._results[one.name] = msgspec.structs.replace(result, why_not=why)
 
     def results(self, bandwidth: Callable[[float], float]) -> tuple[StageResult, ...]:
         """The stages; `bandwidth` gives the bytes per second of a read of a number of bytes."""
@@ -122,6 +122,10 @@ class StageBench:
         """Close what is open."""
         for name in tuple(self._open):
             self._close_one(name)
+
+    def _empty_result(self, stage: StudyStage) -> StageResult:
+        own = {name: plain(value) for name, value in stage.settings_on(self._device.type).items()}
+        return StageResult(name=stage.name, title=stage.title, honesty=stage.honesty, settings=own)
 
     def _close_one(self, name: str) -> None:
         if name in self._open:
