@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from ridgeline.measure.monitors.energy import EnergyUse, Rapl, gpu_joules
 from ridgeline.measure.monitors.gpu import GpuReading
-from ridgeline.measure.monitors.machine_monitor import MachineReport
+from ridgeline.measure.monitors.machine_monitor import MachineMonitor, MachineReport
 from ridgeline.workflows.bench.observed_tables import machine_rows
 
 
@@ -52,6 +53,38 @@ def test_gpu_energy_is_counted_or_integrated_from_power() -> None:
     assert gpu_joules(by_power, [0.0, 1.0, 3.0]) == pytest.approx(200 + 600)
     assert gpu_joules([(reading(None, None),)] * 2, [0.0, 1.0]) is None
     assert gpu_joules([], []) is None
+
+
+@pytest.mark.parametrize(
+    ("cards", "num_readings", "why"),
+    [
+        ((GpuReading(name="card 1", number=1),), 2, "a card reports neither energy nor power"),
+        ((GpuReading(name="card 1", number=1, energy_j=5.0),), 1, "the run was too short"),
+        ((), 2, "NVML cannot read GPU 0: denied"),
+    ],
+)
+def test_reason_for_missing_energy_is_that_of_the_cards_that_were_read(
+    cards: tuple[GpuReading, ...], num_readings: int, why: str, tmp_path: Path
+) -> None:
+    """A card that cannot be read was the reason for what another did not report."""
+
+    class Cards:
+        why_none = "NVML cannot read GPU 0: denied"
+
+        def read(self) -> tuple[GpuReading, ...]:
+            return cards
+
+        def close(self) -> None:
+            return None
+
+    async def run() -> MachineReport:
+        monitor = MachineMonitor(None, Cards(), rapl=Rapl(tmp_path / "none"), period_s=3600)
+        for _ in range(num_readings):
+            await monitor._read()
+        return monitor.report()
+
+    energy = asyncio.run(run()).energy
+    assert energy is not None and energy.gpu_j is None and energy.why_no_gpu.endswith(why)
 
 
 def test_report_has_joules_per_token_or_the_reason() -> None:

@@ -112,8 +112,13 @@ class MachineMonitor:
             self._rapl.joules(self._cpu_readings),
             gpu_joules(self._readings, self._times_s),
         )
-        why_cpu = self._rapl.why_none or f"{NOT_MEASURABLE}the run was too short"
-        why_gpu = self._gpus.why_none or f"{NOT_MEASURABLE}a card reports neither energy nor power"
+        too_short = f"{NOT_MEASURABLE}the run was too short"
+        why_cpu = self._rapl.why_none or too_short
+        why_gpu = too_short
+        if not self._readings:
+            why_gpu = self._gpus.why_none or too_short
+        elif len(self._readings) > 1:
+            why_gpu = f"{NOT_MEASURABLE}a card reports neither energy nor power"
         return EnergyUse(
             cpu_j=cpu_j,
             gpu_j=gpu_j,
