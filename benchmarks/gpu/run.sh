@@ -7,8 +7,9 @@
 # an H200; together the limits are the nine minutes (SECONDS_LEFT, 540), so that the search, which
 # comes last and has all the time that is left, is reached whatever the others do. A part that fails
 # does not stop the rest; one that does not end at its limit is interrupted, so that it can write
-# what it has, killed 5 s later, and summary.txt says so. Each writes its JSON and its log into
-# FOLDER as it goes. PARTS names those to run; parts that are left out unless they are named were
+# what it has, killed 5 s later, and summary.txt says so. Each writes its log into FOLDER as it goes,
+# and its JSON as it goes or (doctor, explain, profile) at its end, without which there is none.
+# PARTS names those to run; parts that are left out unless they are named were
 # measured before, or take too long: steps1b, peer1b, compiled, products and kernels.
 #
 # Without a GPU: DRY_RUN=1 prints the commands of all parts (a test parses them), and DEVICE=cpu runs
@@ -78,6 +79,10 @@ part() {
     code=$?
     now=$(date +%s) why=""
     case $code in 124 | 137) why=", stopped at its limit of $limit s" ;; esac
+    if [ $code = 137 ] && [ $((now - since)) -lt "$limit" ]; then
+        why=", killed before its limit of $limit s: perhaps memory ran out"
+    fi
+    [ -s "$OUT/$name.json" ] || rm -f "$OUT/$name.json"
     echo "$name: exit $code after $((now - since)) s, at $((now - BEGAN)) s$why" | tee -a "$SUMMARY"
 }
 

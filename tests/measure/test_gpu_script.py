@@ -155,6 +155,24 @@ def test_json_of_a_command_and_what_it_says_are_kept_apart(tmp_path: Path) -> No
     assert "words" in (out / "bench.log").read_text(encoding="utf-8")
 
 
+def test_a_part_that_is_killed_before_its_limit_was_not_stopped_at_it(tmp_path: Path) -> None:
+    """The system kills a process that takes too much memory with the same signal."""
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\nkill -9 $$\n")
+    fake.chmod(0o755)
+    out = tmp_path / "out"
+    done = subprocess.run(
+        ["sh", str(SCRIPT), str(out)],
+        env={**os.environ, "PYTHON": str(fake), "PARTS": "doctor"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(r"doctor: exit 137 .*, killed before its limit of 12 s", done.stdout)
+    assert "stopped at its limit" not in done.stdout
+    assert not (out / "doctor.json").exists() and (out / "doctor.log").exists()
+
+
 def test_unknown_part_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
         ["sh", str(SCRIPT), str(tmp_path)],
