@@ -48,7 +48,7 @@ def choose_device(asked: str, why: dict[str, str]) -> torch.device:
         )
         return torch.device("cuda" if has_cuda else "cpu")
     why["device"] = "as requested"
-    if asked == "cpu":
+    if asked in ("cpu", "cpu:0"):  # there is one CPU, and PyTorch counts it from 0
         return torch.device("cpu")
     name, colon, number = asked.partition(":")
     if name in OTHER_DEVICES:

@@ -140,6 +140,11 @@ def test_what_is_no_device_is_refused_with_what_is_meant(device: str, fix: str) 
     assert fix in str(caught.value.fix) and "cuda:N" in str(caught.value.limit)
 
 
+def test_the_first_cpu_is_the_cpu() -> None:
+    """PyTorch's own name of it, which other tools write."""
+    assert resolve(Settings(model="demo", device="cpu:0")).device == "cpu"
+
+
 @pytest.mark.parametrize("device", ["cuda:1", "cuda:255", "cuda:256", "cuda:99999"])
 def test_number_of_a_device_is_not_cut_to_eight_bits(
     device: str, monkeypatch: pytest.MonkeyPatch
