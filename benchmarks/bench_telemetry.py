@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from ridgeline.records import Sampling
 from ridgeline.serve.telemetry import open_telemetry
 from ridgeline.serve.telemetry.base import RequestRecord
 
@@ -30,6 +31,8 @@ RECORD = RequestRecord(
     input_tokens=100,
     output_tokens=100,
     finish_reasons=("stop",),
+    sampling=Sampling(temperature=0.5, top_p=0.9, seed=3, max_tokens=100),
+    is_streamed=True,
 )
 
 

@@ -207,9 +207,8 @@ class Gateway:
         self._reconnect(call, response)
         self.canary.begin(call)
         by_name, began_ns = dict(call.headers), time.time_ns()
-        span = self._telemetry.begin_route(
-            call.path, by_name.get(b"traceparent", b"").decode("latin-1")
-        )
+        traceparent = by_name.get(b"traceparent", b"").decode("latin-1")
+        span = self._telemetry.begin_route(call.path, traceparent, scope.get("scheme", "http"))
         if span.traceparent:
             call.headers = [p for p in call.headers if p[0] != b"traceparent"]
             call.headers.append((b"traceparent", span.traceparent.encode()))

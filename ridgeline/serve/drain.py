@@ -17,6 +17,10 @@ from collections.abc import Callable
 from ridgeline.serve.errors import ApiError
 
 
+class ServerStopping(ApiError):
+    """A request was refused or cut off by a server that stops: another one may take it."""
+
+
 class DrainState:
     """Whether the server is shutting down, and how many requests are in progress."""
 
@@ -41,11 +45,11 @@ class DrainState:
         if self._deadline_s is None:
             self._deadline_s = self._now() + timeout_s
 
-    def refusal(self) -> ApiError:
+    def refusal(self) -> ServerStopping:
         """503 with the time after which a replacement may be listening."""
         left_s = 0.0 if self._deadline_s is None else self._deadline_s - self._now()
         headers = {"retry-after": str(max(1, math.ceil(left_s))), "connection": "close"}
-        return ApiError(503, "the server is stopping", headers=headers)
+        return ServerStopping(503, "the server is stopping", headers=headers)
 
     def __enter__(self) -> None:
         """Count a request as in progress until the block ends."""

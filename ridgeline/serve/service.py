@@ -351,7 +351,6 @@ class Service:
         traceparent = http_request.headers.get("traceparent", "")
 
         def record(times: RequestTimes) -> None:
-            is_migrated = request.is_resumable and times.error == "503"
             telemetry.end_request(
                 RequestRecord(
                     operation=operation,
@@ -369,9 +368,9 @@ class Service:
                     is_streamed=is_streamed,
                     slo_class=request.scheduling.slo_class,
                     is_resumed=request.resume is not None,
-                    resumed_tokens=sum(map(len, request.resume.tokens)) if request.resume else 0,
-                    is_migrated=is_migrated,
-                    error="" if is_migrated else times.error,
+                    resumed_tokens=times.resumed_tokens,
+                    is_migrated=times.is_migrated,
+                    error=times.error,
                     traceparent=traceparent,
                 )
             )
@@ -384,7 +383,7 @@ class Service:
         began_ns, error = time.time_ns(), ""
         try:
             yield
-        except ClientDisconnected:
+        except (ClientDisconnected, asyncio.CancelledError):
             error = "cancelled"
             raise
         except Exception as failure:

@@ -376,14 +376,14 @@ class Spans:
     traceparent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
+        self.begun: list[tuple[str, str]] = []
         self.ended: list[Any] = []
 
     def end_request(self, record: Any) -> None:
         raise AssertionError("a gateway routes")
 
-    def begin_route(self, path: str, traceparent: str) -> Spans:
-        self.begun.append(traceparent)
+    def begin_route(self, path: str, traceparent: str, scheme: str) -> Spans:
+        self.begun.append((traceparent, scheme))
         return self
 
     def end(self, record: Any) -> None:
@@ -410,8 +410,10 @@ async def test_trace_context_reaches_the_backend_through_the_gateways_span() -> 
                 return await exchange(method, path, headers, body, patience)
 
             backend.pool.exchange = watch
-        await post(http, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-    assert spans.begun == ["00-" + "a" * 32 + "-" + "b" * 16 + "-01"]
+        parent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+        http.base_url = http.base_url.copy_with(scheme="https")
+        await post(http, traceparent=parent)
+    assert spans.begun == [(parent, "https")]
     assert heads == [Spans.traceparent.encode()] * len(heads)
     (record,) = spans.ended
     assert (record.path, record.status) == ("/v1/completions", 200)

@@ -116,6 +116,7 @@ class FakeEngine:
         self.in_background: set[str] = set()
         self.aborted: list[str] = []
         self.pinned: list[tuple[tuple[int, ...], CachePolicy, str, str]] = []
+        self.embedded: list[tuple[int, ...]] = []
         self._pumps: dict[asyncio.Task[None], None] = {}  # of unfinished requests
         self.ended: list[str] = []
         self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
@@ -133,6 +134,7 @@ class FakeEngine:
     def embed(
         self, tokens: Sequence[int], pooling: Literal["mean", "last"], account: str = ""
     ) -> Future[Sequence[float]]:
+        self.embedded.append(tuple(tokens))
         stuck: Future[Sequence[float]] = Future()
         is_stuck = "!stuck" in "".join(map(_character, tokens))
         return stuck if is_stuck else pooled(tokens, pooling)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -13,8 +14,12 @@ from fastapi import FastAPI
 
 from ridgeline.config.server import ServerOptions
 from ridgeline.engine.engine import Engine
+from ridgeline.errors import EngineFull
+from ridgeline.records import Event, Failed, FailureCause, Started, Token
 from ridgeline.serve.app import create_app
+from ridgeline.serve.drain import ServerStopping
 from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER, RESUME_FIELD
+from ridgeline.serve.telemetry.base import RequestRecord
 from tests.serve.conftest import running
 from tests.serve.fake_engine import FakeEngine
 from tests.serve.test_telemetry import Recorder
@@ -218,3 +223,87 @@ async def test_stopping_server_asks_to_continue_elsewhere() -> None:
                 assert received.endswith(ends)
                 assert (b"error" in received) == (not headers)
     assert [(r.is_migrated, r.error) for r in recorder.records] == [(True, ""), (False, "503")]
+
+
+class EngineOfEvents(FakeEngine):
+    """Answers every request with the same events, all but the first in one step."""
+
+    def __init__(self, *events: Event) -> None:
+        super().__init__()
+        self.events = events
+
+    async def listen(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Any,
+        sink: Callable[[Sequence[Event]], None],
+        **terms: Any,
+    ) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(sink, self.events[:1])
+        loop.call_later(0.02, sink, self.events[1:])
+        return lambda: None
+
+
+def started() -> Event:
+    return Started(request_id="r", at_s=0.0, cached_tokens=0)
+
+
+def token(number: int, choice: int = 0) -> Event:
+    return Token(request_id="r", index=choice, token=number, text=chr(number), at_s=0.0)
+
+
+def failed(cause: FailureCause) -> Event:
+    return Failed(request_id="r", at_s=0.0, error="the engine stopped", cause=cause)
+
+
+async def recorded(engine: FakeEngine, **body: Any) -> tuple[httpx.Response, RequestRecord]:
+    """The response to a resumable stream, and its record."""
+    app, recorder = create_app(engine), Recorder()
+    app.state.service.telemetry = recorder
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        reply = await stream(http, "completions", {"prompt": "x", **body})
+    (record,) = recorder.records
+    return reply, record
+
+
+@pytest.mark.parametrize(("cause", "error"), [("engine", "503"), ("error", "500")])
+async def test_stream_of_a_failed_engine_continues_elsewhere_and_is_an_error_here(
+    cause: FailureCause, error: str
+) -> None:
+    engine = EngineOfEvents(started(), token(72), failed(cause))
+    reply, record = await recorded(engine)
+    assert reply.content.endswith(b": migrate\n\n")
+    assert (record.is_migrated, record.error, record.output_tokens) == (False, error, 1)
+
+
+async def test_request_that_a_stopping_server_refuses_is_not_migrated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise ServerStopping(503, "the server is stopping")
+
+    engine = FakeEngine()
+    monkeypatch.setattr(engine, "listen", refuse)
+    reply, record = await recorded(engine)
+    assert reply.status_code == 503 and b"migrate" not in reply.content
+    assert (record.is_migrated, record.error) == (False, "503")
+
+
+async def test_only_replayed_tokens_are_those_of_another_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = {"id": "cmpl-1", "created": 1, "seed": 1, "opened": True, "tokens": [[72], [72, 73]]}
+    events = (started(), *map(token, b"Hey"), failed("engine"))
+    _, record = await recorded(EngineOfEvents(*events), n=2, **{RESUME_FIELD: point})
+    assert (record.output_tokens, record.resumed_tokens, record.generated_tokens) == (3, 1, 2)
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise EngineFull("full", reason="queue", retry_after_s=1.0)
+
+    engine = FakeEngine()
+    monkeypatch.setattr(engine, "listen", refuse)
+    _, record = await recorded(engine, n=2, **{RESUME_FIELD: point})
+    assert record.is_resumed and record.error == "EngineFull"
+    assert (record.output_tokens, record.generated_tokens) == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -58,7 +59,7 @@ class Recorder:
     def end_request(self, record: RequestRecord) -> None:
         self.records.append(record)
 
-    def begin_route(self, path: str, traceparent: str) -> RouteSpan:
+    def begin_route(self, path: str, traceparent: str, scheme: str) -> RouteSpan:
         return NoRouteSpan()
 
     def close(self) -> None:
@@ -142,6 +143,19 @@ async def test_request_that_the_engine_refuses_is_an_error(
 async def test_refused_request_is_no_record(client: httpx.AsyncClient, recorder: Recorder) -> None:
     assert (await client.post("/v1/completions", json={"prompt": "x", "n": 0})).status_code == 400
     assert recorder.records == []
+
+
+async def test_cancelled_embedding_is_no_success(
+    client: httpx.AsyncClient, recorder: Recorder, engine: FakeEngine
+) -> None:
+    request = asyncio.create_task(client.post("/v1/embeddings", json={"input": "!stuck"}))
+    async with asyncio.timeout(10):
+        while not engine.embedded:
+            await asyncio.sleep(0.01)
+    request.cancel()  # as by a server that stops
+    assert (await request).status_code == 503
+    (record,) = recorder.records
+    assert (record.operation, record.error) == ("embeddings", "cancelled")
 
 
 class Collector:
@@ -254,7 +268,7 @@ def test_backends_span_is_the_child_of_the_gateways(collector: Collector) -> Non
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     telemetry = open_telemetry(collector.url, None, service="ridgeline-route")
-    span = telemetry.begin_route("/v1/completions", PARENT)
+    span = telemetry.begin_route("/v1/completions", PARENT, "https")
     version, trace_id, span_id, _ = span.traceparent.split("-")
     assert (version, trace_id) == ("00", PARENT.split("-")[1]) and span_id != PARENT.split("-")[2]
     backend = "http://10.0.0.7:8000"
@@ -267,6 +281,7 @@ def test_backends_span_is_the_child_of_the_gateways(collector: Collector) -> Non
     values = attributes(exported.attributes)
     assert values["http.request.method"].string_value == "POST"
     assert values["http.route"].string_value == values["url.path"].string_value
+    assert values["url.scheme"].string_value == "https"
     assert values["http.response.status_code"].int_value == 200
     assert values["ridgeline.backend"].string_value == backend
     assert values["ridgeline.attempts"].int_value == 2 and values["ridgeline.resumed"].bool_value
@@ -301,6 +316,45 @@ def test_tokens_of_another_server_count_once(collector: Collector, tmp_path: Pat
         if metric.name.endswith("usage.output_tokens")
     ]
     assert metric.sum.data_points[0].as_int == 5
+
+
+def test_stream_that_moves_is_one_request(collector: Collector, tmp_path: Path) -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+        ExportMetricsServiceRequest,
+    )
+
+    path = tmp_path / "emf.log"
+    telemetry = open_telemetry(collector.url, str(path), service="ridgeline")
+    telemetry.end_request(replace(RECORD, output_tokens=6, finish_reasons=(), is_migrated=True))
+    telemetry.end_request(replace(RECORD, is_resumed=True, resumed_tokens=6))
+    telemetry.close()
+    line = json.loads(path.read_text())
+    assert {name: line[name] for name in ("Requests", "Errors", "InputTokens", "OutputTokens")} == {
+        "Requests": 1, "Errors": 0, "InputTokens": 7, "OutputTokens": 11,
+    }  # fmt: skip
+    assert line["CachedTokens"] == 4
+    assert (line["Duration"], line["TimeToFirstToken"]) == ([1250.0], [250.0])
+    request = ExportMetricsServiceRequest.FromString(collector.bodies["/v1/metrics"][-1])
+    counts, totals = dict[str, int](), dict[str, int]()
+    for metric in request.resource_metrics[0].scope_metrics[0].metrics:
+        name = metric.name.removeprefix("gen_ai.")
+        if metric.HasField("histogram"):
+            counts[name] = sum(point.count for point in metric.histogram.data_points)
+        else:
+            totals[name] = sum(point.as_int for point in metric.sum.data_points)
+    each, used = "client.inference.operation.", "client.inference.usage."
+    assert counts == {
+        "server.request.duration": 1,
+        "server.time_to_first_token": 1,
+        "server.time_per_output_token": 2,
+        f"{each}input_tokens": 1,
+        f"{each}output_tokens": 1,
+    }
+    assert totals == {
+        f"{used}input_tokens": 7,
+        f"{used}cache_read.input_tokens": 4,
+        f"{used}output_tokens": 11,
+    }
 
 
 def test_minute_becomes_one_line_per_model(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ async def respond(
         handle = await run_handover(stream, stream.request.handover)
         return json_response(handle, stream.request.headers)
     if streamed and stream.request.is_resumable:
-        resumable = ResumableSerializer(serializer, stream.request.resume)
+        resumable = ResumableSerializer(serializer, stream.request.resume, stream.note_migration)
         return EventStreamResponse(stream, resumable, stream.request.headers)
     if streamed:
         return EventStreamResponse(stream, serializer, stream.request.headers)

@@ -19,7 +19,7 @@ stop strings and parsers are functions of the tokens, so nothing else has to be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import getrandbits
 from typing import Any, Protocol
 
@@ -107,10 +107,19 @@ class StreamSerializer(Protocol):
 
 
 class ResumableSerializer:
-    """Adds comments to the events of an endpoint, and leaves out what was sent before."""
+    """Adds comments to the events of an endpoint, and leaves out what was sent before.
 
-    def __init__(self, serializer: StreamSerializer, point: ResumePoint | None) -> None:
+    `on_migrate` is called with an error in place of which the stream asks to be continued.
+    """
+
+    def __init__(
+        self,
+        serializer: StreamSerializer,
+        point: ResumePoint | None,
+        on_migrate: Callable[[ApiError], None],
+    ) -> None:
         self._serializer, self._is_open = serializer, point is not None and point.opened
+        self._on_migrate = on_migrate
 
     def open(self) -> bytes:
         """The opening events, unless they were sent before."""
@@ -132,6 +141,7 @@ class ResumableSerializer:
     def error(self, error: ApiError) -> bytes:
         """The error, or the request to continue elsewhere."""
         if error.status_code in _MIGRATES:
+            self._on_migrate(error)
             return MIGRATE
         return self._serializer.error(error) + END
 

@@ -22,6 +22,7 @@ from ridgeline.records import (
     Usage,
     prediction_totals,
 )
+from ridgeline.serve.drain import ServerStopping
 from ridgeline.serve.engine_protocol import EventSink
 from ridgeline.serve.errors import ApiError, failure_error, grammar_error
 from ridgeline.serve.generation.ids import new_id
@@ -72,15 +73,21 @@ class ChoiceUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request came to. `began_ns` is Unix time; the rest are seconds after it. `error`: an
-    HTTP status, an exception, or `cancelled`; "" for a request that has ended by itself."""
+    """What a request came to. `began_ns` is Unix time; the rest are seconds after it.
+
+    `resumed_tokens`: those of `usage` that another server has generated. `is_migrated`: another one
+    was asked to continue, since this one stops. `error`: an HTTP status, an exception, or
+    `cancelled`; "" for a request that has ended by itself or migrates.
+    """
 
     began_ns: int
     started_s: float | None
     first_s: float | None
     ended_s: float
     usage: Usage
+    resumed_tokens: int
     reasons: tuple[str, ...]
+    is_migrated: bool
     error: str
 
 
@@ -109,7 +116,7 @@ class ResponseStream:
     ) -> None:
         self.request = request
         self._on_end, self._began_s, self._began_ns = on_end, metrics.now(), time.time_ns()
-        self.num_output_tokens = 0
+        self.num_output_tokens = self._num_resumed_tokens = 0
         self.cached_tokens = [0] * len(request.prompts)
         self.pinned_tokens = 0
         self._engine, self._metrics = engine, metrics
@@ -132,7 +139,7 @@ class ResponseStream:
         self._pending: list[ChoiceUpdate] = []
         self._num_pending_chars = 0
         self._error: Exception | None = None
-        self._is_submitted = self._has_started = self._is_due = False
+        self._is_submitted = self._has_started = self._is_due = self._is_migrated = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -186,6 +193,11 @@ class ResponseStream:
             self._error = error
             self._wake(bool(self._pending))
 
+    def note_migration(self, error: ApiError) -> None:
+        """The client was asked to continue elsewhere in place of `error`: that is no failure of
+        the request where the server stops, and one where the engine has failed."""
+        self._is_migrated = isinstance(error, ServerStopping)
+
     def close(self) -> None:
         """Stop listening and abort what has not finished."""
         if self._on_end is not None:
@@ -205,14 +217,17 @@ class ResponseStream:
         error = "" if self._error is None else type(self._error).__name__
         if isinstance(self._error, ApiError):
             error = str(self._error.status_code)
+        error = error or ("cancelled" if self._unfinished else "")
         return RequestTimes(
             began_ns=self._began_ns,
             started_s=after(timer.started_s for timer in self._timers),
             first_s=after(timer.first_s for timer in self._timers),
             ended_s=self._metrics.now() - self._began_s,
             usage=self.usage(),
+            resumed_tokens=self._num_resumed_tokens,
             reasons=tuple(reason for timer in self._timers for reason in timer.reasons),
-            error=error or ("cancelled" if self._unfinished else ""),
+            is_migrated=self._is_migrated,
+            error="" if self._is_migrated else error,
         )
 
     async def _submit(self) -> None:
@@ -290,6 +305,7 @@ class ResponseStream:
             left = self._num_replayed.get(choice, 0)
             if isinstance(event, Token) and left:
                 self.num_output_tokens += not self.request.score_only
+                self._num_resumed_tokens += not self.request.score_only
                 self._pending.append(
                     ChoiceUpdate(
                         choice=choice,

@@ -33,10 +33,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A request that has ended.
 
     `began_ns` is Unix time; the rest are seconds after it: `started_s` on the engine, `first_s` the
-    first token, `ended_s` the end. None: it did not happen. `resumed_tokens`: output that another
-    server has generated; `is_migrated`: another one continues it. `error` names what ended a
-    request that failed: an HTTP status, an exception, or `cancelled`. `sampling`: None where
-    nothing is sampled; `is_streamed`: its answer was sent in parts.
+    first token of this server, `ended_s` the end. None: it did not happen. `resumed_tokens`: those
+    of the output that another server has generated; `is_migrated`: another one continues it, and
+    counts it. `error` names what ended a request that failed: an HTTP status, an exception, or
+    `cancelled`. `sampling`: None where nothing is sampled; `is_streamed`: its answer was sent in
+    parts.
     """
 
     operation: Operation
@@ -65,6 +66,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.output_tokens - self.resumed_tokens
 
     @property
+    def ttft_s(self) -> float | None:
+        """Time to the answer's first token; None where there is none, or it is another server's."""
+        return None if self.resumed_tokens else self.first_s
+
+    @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first, over all choices."""
         num_gaps = self.generated_tokens - max(1, len(self.finish_reasons))
@@ -91,7 +97,7 @@ class Telemetry(Protocol):
 
     def end_request(self, record: RequestRecord) -> None: ...
 
-    def begin_route(self, path: str, traceparent: str) -> RouteSpan: ...
+    def begin_route(self, path: str, traceparent: str, scheme: str) -> RouteSpan: ...
 
     def close(self) -> None: ...
 
@@ -122,7 +128,7 @@ class NoTelemetry:
     def end_request(self, record: RequestRecord) -> None:
         pass
 
-    def begin_route(self, path: str, traceparent: str) -> RouteSpan:
+    def begin_route(self, path: str, traceparent: str, scheme: str) -> RouteSpan:
         return NoRouteSpan()
 
     def close(self) -> None:
@@ -139,8 +145,8 @@ class SeveralTelemetries:
         for exporter in self._exporters:
             exporter.end_request(record)
 
-    def begin_route(self, path: str, traceparent: str) -> RouteSpan:
-        return _SeveralSpans([e.begin_route(path, traceparent) for e in self._exporters])
+    def begin_route(self, path: str, traceparent: str, scheme: str) -> RouteSpan:
+        return _SeveralSpans([e.begin_route(path, traceparent, scheme) for e in self._exporters])
 
     def close(self) -> None:
         for exporter in self._exporters:

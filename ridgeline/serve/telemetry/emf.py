@@ -43,15 +43,16 @@ class _Minute(msgspec.Struct):
     )
 
     def add(self, record: RequestRecord) -> None:
-        counts = self.counts
-        counts["Requests"] += 1
-        counts["Errors"] += record.error not in ("", "cancelled")
-        counts["InputTokens"] += record.input_tokens
-        counts["CachedTokens"] += record.cached_tokens
+        counts, is_ended = self.counts, not record.is_migrated
         counts["OutputTokens"] += record.generated_tokens
+        if is_ended:  # the others are counted by the server that continues them
+            counts["Requests"] += 1
+            counts["Errors"] += record.error not in ("", "cancelled")
+            counts["InputTokens"] += record.input_tokens
+            counts["CachedTokens"] += record.cached_tokens
         for name, seconds in (
-            ("Duration", record.ended_s),
-            ("TimeToFirstToken", record.first_s),
+            ("Duration", record.ended_s if is_ended else None),
+            ("TimeToFirstToken", record.ttft_s),
             ("TimePerOutputToken", record.tpot_s),
         ):
             if seconds is not None:
@@ -82,7 +83,7 @@ class EmfTelemetry:
         with self._lock:
             self._minutes.setdefault(record.model, _Minute()).add(record)
 
-    def begin_route(self, path: str, traceparent: str) -> RouteSpan:
+    def begin_route(self, path: str, traceparent: str, scheme: str) -> RouteSpan:
         """Nothing: requests are counted by the servers."""
         return NoRouteSpan()
 

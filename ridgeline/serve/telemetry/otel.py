@@ -89,13 +89,13 @@ class OtelTelemetry:
         span.end(record.began_ns + round(record.ended_s * 1e9))
         self._observe(record)
 
-    def begin_route(self, path: str, traceparent: str) -> RouteSpan:
-        """Begin the span of a routed request."""
+    def begin_route(self, path: str, traceparent: str, scheme: str) -> RouteSpan:
+        """Begin the span of a routed request. `scheme`: that which the client used."""
         attributes = {
             names.HTTP_METHOD: "POST",
             names.HTTP_ROUTE: path,
             names.URL_PATH: path,
-            names.URL_SCHEME: "http",
+            names.URL_SCHEME: scheme,
         }
         span = self._start(f"POST {path}", traceparent, time.time_ns(), attributes)
         carrier: dict[str, str] = {}
@@ -216,9 +216,10 @@ def _instruments(meters: MeterProvider, version: str) -> Callable[[RequestRecord
             names.RESPONSE_MODEL: record.model,
         }
         error = {names.ERROR_TYPE: record.error} if record.error else {}
-        duration.record(record.ended_s, labels | error)
-        if record.first_s is not None:
-            ttft.record(record.first_s, labels)
+        if not record.is_migrated:
+            duration.record(record.ended_s, labels | error)
+        if record.ttft_s is not None:
+            ttft.record(record.ttft_s, labels)
         if record.tpot_s is not None:
             tpot.record(record.tpot_s, labels)
         observe_tokens(record, labels)
@@ -237,8 +238,8 @@ def _token_instruments(
     used = (
         counter(names.USED_INPUT_TOKENS, "Prompt tokens, cached ones included."),
         counter(names.USED_CACHED_TOKENS, "Prompt tokens found in the prefix cache."),
-        counter(names.USED_OUTPUT_TOKENS, "Tokens of answers."),
     )
+    generated = counter(names.USED_OUTPUT_TOKENS, "Tokens of answers.")
     each = (
         histogram(
             names.EACH_INPUT_TOKENS, "{token}", "Prompt tokens of a request.", names.TOKEN_BUCKETS
@@ -250,8 +251,12 @@ def _token_instruments(
 
     def observe(record: RequestRecord, labels: dict[str, Any]) -> None:
         text = labels | {names.MODALITY: names.TEXT}
-        counts = (record.input_tokens, record.cached_tokens, record.generated_tokens)
-        for instrument, count in zip(used, counts, strict=True):
+        generated.add(record.generated_tokens, text)
+        if record.is_migrated:  # the server that continues it counts the rest
+            return
+        for instrument, count in zip(
+            used, (record.input_tokens, record.cached_tokens), strict=True
+        ):
             instrument.add(count, text)
         each[0].record(record.input_tokens, labels)
         each[1].record(record.output_tokens, labels)
