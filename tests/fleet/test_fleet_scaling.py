@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -200,6 +201,32 @@ def test_packed_server_holds_its_longest_request(
     )
     assert given["--kv-cache-dtype"] == "bfloat16"
     assert resolve(settings).max_model_len == longest
+
+
+def test_max_model_len_extends_the_context_by_linear_scaling(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "vocab_size": 1024,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 1001,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    }
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long" / "config.json").write_text(json.dumps(config))
+    text = """
+    stock = "l4=1"
+    [[models]]
+    model = "./long"
+    rate = 0.1
+    input_len = 3000
+    output_len = 100
+    serve = ["--max-model-len", "4004"]
+    """
+    (model,) = pack_fleet(read_fleet_file(write(tmp_path, text))).models
+    assert model.placed_on == "l4"
 
 
 def test_file_without_rates_is_unchanged(tmp_path: Path) -> None:

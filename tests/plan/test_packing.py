@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,26 @@ def test_requests_beyond_the_context_are_refused() -> None:
     tenants = [Tenant(model="llama-3.1-8b", rate=0.1, isl=131_000, osl=100)]
     with pytest.raises(BadInput, match=r"longer than the context.*131,000 \+ 100.*131,072"):
         pack(tenants, {"h100-sxm": 1}, ROWS)
+
+
+def test_linear_scaling_extends_the_context_to_the_longest_request(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "vocab_size": 1024,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 1001,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    tenant = Tenant(model=str(file), rate=0.1, isl=3000, osl=100, longest=4004)
+    assert len(pack([tenant], {"l4": 1}, ROWS).devices) == 1
+    for longest in (0, 4005):
+        with pytest.raises(BadInput, match=r"longer than the context.*3,000 \+ 100.*1,001"):
+            pack([msgspec.structs.replace(tenant, longest=longest)], {"l4": 1}, ROWS)
 
 
 def test_load_beyond_one_device_is_split_into_replicas() -> None:

@@ -26,6 +26,7 @@ from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
+from ridgeline.modelspec.rewrite import extended
 from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION, require_context
 from ridgeline.plan.step_time.operating_point import OperatingPoint
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
@@ -43,7 +44,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One model and its load: requests per second of `isl` tokens in and `osl` out.
 
     `tp`: devices that a replica is split over (None: as few as hold it). `longest`: tokens of a
-    request that each replica must hold, whatever its load.
+    request that each replica must hold, whatever its load; linear scaling extends the context to
+    it, as `serve --max-model-len` does.
     """
 
     model: str
@@ -143,9 +145,10 @@ def _packed_replica(tenant: Tenant, machine: Replica, rate: float) -> PackedRepl
     in_flight = rate * at.request_s
     spread = math.ceil(in_flight + 3 * math.sqrt(in_flight)) or 1
     tp = machine.layout.tp
+    layout = kv_layout(machine.spec)
+    whole_blocks = math.ceil(tenant.longest / layout.block_tokens) * layout.block_tokens
     needed = max(
-        spread * machine.cost.kv_bytes(tenant.isl + tenant.osl),
-        kv_layout(machine.spec).held_bytes(tenant.longest),
+        spread * machine.cost.kv_bytes(tenant.isl + tenant.osl), layout.held_bytes(whole_blocks)
     )
     kv_bytes = needed * machine.kv_copies / tp
     return PackedReplica(
@@ -166,7 +169,8 @@ def pack(
     longer than its model's context.
     """
     for tenant in tenants:
-        require_context(load_planning_spec(tenant.model), tenant.isl, tenant.osl)
+        spec = extended(load_planning_spec(tenant.model), tenant.longest)
+        require_context(spec, tenant.isl, tenant.osl)
     devices = [
         PackedDevice(
             name=name, usable_bytes=usable_bytes(catalogue[name]), node=index // NODE_DEVICES

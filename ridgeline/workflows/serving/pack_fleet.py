@@ -26,7 +26,6 @@ from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.workflows.planning.device_catalogue import parse_stock, read_catalogue
 
 _SHARE_STEP = 0.01  # of a device, in which Ray counts
-_BLOCK_TOKENS = 16
 _LONGEST_REQUEST = 4
 """Times the mean request: the longest that a server takes where `serve` sets no --max-model-len."""
 
@@ -65,7 +64,7 @@ def _tenant(model: FleetModel) -> Tenant:
         osl=model.output_len,
         weight_dtype=model.quantization,
         kv_dtype=_given(model, "--kv-cache-dtype"),
-        longest=math.ceil(_max_model_len(model) / _BLOCK_TOKENS) * _BLOCK_TOKENS,
+        longest=_max_model_len(model),
     )
 
 
