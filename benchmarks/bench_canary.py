@@ -8,7 +8,8 @@ Every rollout runs the gateway's `Rollout` from the shadow to its verdict, with 
 times vary by 30 % (log-normal), errors and missed SLOs happen at the given rates on both sides.
 `tokens` and `sessions` are what the canary needed until its verdict. `--needed` prints, for rates
 of errors (or missed SLOs) of the two versions, the `--canary-min-sessions` with which nine of ten
-rollouts are rolled back for them, and how many sessions all servers have answered at its end.
+rollouts are rolled back for them (null: none up to 10,000), and how many sessions all servers have
+answered at its end.
 """
 
 from __future__ import annotations
@@ -125,17 +126,20 @@ def is_caught(rng: np.random.Generator, old: float, new: float, min_sessions: in
     return False
 
 
-def needed(old: float, new: float, count: int, seed: int) -> None:
+def needed(old: float, new: float, count: int, seed: int) -> dict[str, float | None]:
+    """The least number of sessions that suffices, and all servers' until then; None if none of
+    `SESSIONS` does."""
+    row: dict[str, float | None] = {"old": old, "new": new, "min_sessions": None}
     for min_sessions in SESSIONS:
         caught = sum(
             is_caught(np.random.default_rng((seed, number)), old, new, min_sessions)
             for number in range(count)
         )
+        row |= {"caught": caught, "all": None}
         if caught >= 0.9 * count:
-            break
-    total = round(sum(min_sessions / share for share in RolloutConfig().stages))
-    row = {"old": old, "new": new, "min_sessions": min_sessions, "caught": caught, "all": total}
-    print(json.dumps(row), flush=True)
+            total = round(sum(min_sessions / share for share in RolloutConfig().stages))
+            return row | {"min_sessions": min_sessions, "all": total}
+    return row
 
 
 def main() -> None:
@@ -148,7 +152,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.needed:
         for old, new in RATES:
-            needed(old, new, args.planted, args.seed)
+            print(json.dumps(needed(old, new, args.planted, args.seed)), flush=True)
         return
     rows = [measure(canary, args.rollouts, args.seed) for canary in EQUAL]
     rows += [measure(canary, args.planted, args.seed) for canary in PLANTED]

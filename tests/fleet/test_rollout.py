@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.bench_canary import SESSIONS, needed
 from ridgeline.errors import BadInput
 from ridgeline.fleet.canary.evidence import (
     ODDS_RATIOS,
@@ -195,3 +196,13 @@ def test_answers_that_are_not_streamed_complete_a_stage() -> None:
 def test_impossible_stages_are_refused(stages: tuple[float, ...]) -> None:
     with pytest.raises(BadInput):
         RolloutConfig(stages=stages)
+
+
+def test_number_of_sessions_is_missing_where_none_suffices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = needed(0.0, 0.2, 10, 0)
+    assert found["min_sessions"] in SESSIONS and found["caught"] in (9, 10)
+    monkeypatch.setattr("benchmarks.bench_canary.SESSIONS", (10, 20))
+    found = needed(0.2, 0.21, 10, 0)
+    assert found["min_sessions"] is found["all"] is None and found["caught"] < 9
