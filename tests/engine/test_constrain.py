@@ -12,7 +12,7 @@ import torch
 
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.scheduler.plan import SamplePoint
-from ridgeline.engine.structured_output import make_masks
+from ridgeline.engine.structured_output import guidance, make_masks, token_bits
 from ridgeline.engine.structured_output.guidance import GuidanceMasks
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.records import OutputGrammar, Sampling
@@ -237,7 +237,7 @@ def test_options_that_contradict_a_grammar_are_rejected() -> None:
     ],
 )
 def test_drafts_forbidden_by_the_grammar_change_nothing(
-    engine: Engine, drafter: dict[str, object]
+    engine: Engine, drafter: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt is full of what no grammar allows, so that looked-up drafts violate it midway."""
     prompt = (
@@ -254,7 +254,10 @@ def test_drafts_forbidden_by_the_grammar_change_nothing(
     ) as drafting:
         found = drafting.generate([prompt] * len(sampling), sampling)
         counts = drafting.counters()
+        monkeypatch.setattr(guidance, "forbid", token_bits.forbid_widened)  # that of other devices
+        again = drafting.generate([prompt] * len(sampling), sampling)
     assert counts["spec_decode_num_draft_tokens"] > counts["spec_decode_num_accepted_tokens"] > 0
+    assert [each.tokens for each in again] == [each.tokens for each in found]
     for asked, before, after in zip(sampling, plain, found, strict=True):
         assert after.tokens == before.tokens, asked
         _check(asked.structured, after.text)
@@ -264,14 +267,21 @@ def test_drafts_forbidden_by_the_grammar_change_nothing(
     ("kind", "text"), [(DATE, "2024-12-31"), (OutputGrammar("regex", "a+"), "aa")]
 )
 @pytest.mark.parametrize("behind", [[0], [0, 4], [4, 4, 0], [0, 4, 203], [203, 0, 4]])
+@pytest.mark.parametrize("masking", [token_bits.forbid, token_bits.forbid_widened])
 def test_draft_may_continue_past_the_end(
-    engine: Engine, kind: OutputGrammar, text: str, behind: list[int]
+    engine: Engine,
+    kind: OutputGrammar,
+    text: str,
+    behind: list[int],
+    masking: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether the grammar could continue (`a+`) or not.
 
     The model has two end-of-sequence tokens, 0 and 4. Every row up to the first impossible draft is
     masked as it would be on its own.
     """
+    monkeypatch.setattr(guidance, "forbid", masking)  # that of the CPU, that of other devices
     masks, sampling = engine._masks, Sampling(structured=kind)
     masks.prepare(kind)
     draft = [*engine.tokenizer.encode(text, add_special_tokens=False), *behind]

@@ -273,15 +273,18 @@ class GuidanceMasks:
         failed: dict[int, Exception] = {}
         written: list[int] = []
         tried: set[bool] = set()  # whether costly, of the rows that could have waited
-        unreachable = False
+        unreachable: set[int] = set()  # rows after drafts that the grammar forbids
         for row, key, turn in rows:
             point, words_W = points[row], words_RW[len(written)]
-            drafted = row > 0 and follows_draft(points[row - 1], point)
-            unreachable = drafted and (
-                unreachable or not is_allowed(words_RW[len(written) - 1], point.history[-1])
-            )
-            if unreachable:
-                continue
+            # Rows of a draft cannot wait. Rows that can may look alike: requests with one seed.
+            if not turn and row > 0 and follows_draft(points[row - 1], point):
+                has_mask = written[-1:] == [row - 1]
+                token = point.history[-1]
+                if row - 1 in unreachable or (
+                    has_mask and not is_allowed(words_RW[len(written) - 1], token)
+                ):
+                    unreachable.add(row)
+                    continue
             if turn:
                 if turn.is_costly in tried and time.thread_time() > end_s:
                     late[row] = key

@@ -44,7 +44,10 @@ def is_allowed(words_W: Tensor, token: int) -> bool:
 
 
 def forbid(logits_SV: Tensor, rows: Sequence[int], words_RW: Tensor) -> None:
-    """Set the logits of `rows` to -inf in place where a token's bit is 0."""
+    """Set the logits of `rows` to -inf in place where a token's bit is 0.
+
+    The first rows of `words_RW` are theirs, in this order; it may have more.
+    """
     if not rows:
         return
     has_floats = logits_SV.device.type == "cpu" and logits_SV.dtype == torch.float32
@@ -66,7 +69,7 @@ def forbid_widened(logits_SV: Tensor, rows: Sequence[int], words_RW: Tensor) -> 
     """As `forbid`, for any device and dtype; the bits are copied to the device at once."""
     device, width = logits_SV.device, logits_SV.shape[1]
     rows_R = torch.tensor(rows, device=device)
-    bytes_RB = words_RW.contiguous().view(torch.uint8).to(device)
+    bytes_RB = words_RW[: len(rows)].contiguous().view(torch.uint8).to(device)
     shift_8 = torch.arange(8, dtype=torch.uint8, device=device)
     for at in range(0, len(rows), ROWS_AT_ONCE):
         bits_RB8 = bytes_RB[at : at + ROWS_AT_ONCE, :, None] >> shift_8 & 1

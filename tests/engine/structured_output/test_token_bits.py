@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,12 @@ from ridgeline.engine.structured_output.token_bits import (
     is_allowed,
     new_words,
 )
+from ridgeline.errors import BadInput
 from ridgeline.records import OutputGrammar, Sampling
 
+Masking = Callable[[torch.Tensor, Sequence[int], torch.Tensor], None]
+MASKINGS: list[Masking] = [forbid, forbid_widened]
+"""That of the CPU, and that of other devices."""
 WIDTHS = (1, 7, 31, 32, 33, 63, 64, 65, 1000, 4096, 50_257)
 
 
@@ -71,6 +76,20 @@ def test_other_dtypes_and_layouts_are_masked_alike(dtype: torch.dtype) -> None:
     assert torch.equal(turned_VS.t(), expected_SV)
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 65, 70])
+@pytest.mark.parametrize("apply", MASKINGS)
+def test_words_of_later_rows_may_be_missing(apply: Masking, num_rows: int) -> None:
+    """Rows that wait or have failed leave words at the end that nothing was written to."""
+    words_RW = random_words(random.Random(2), 70, 100)
+    logits_SV = torch.randn(70, 100)
+    expected_SV, found_SV = logits_SV.clone(), logits_SV.clone()
+    rows = random.Random(num_rows).sample(range(70), num_rows)
+    for row, words_W in zip(rows, words_RW, strict=False):
+        forbid(expected_SV[row : row + 1], [0], words_W[None])
+    apply(found_SV, rows, words_RW)
+    assert torch.equal(found_SV, expected_SV)
+
+
 def test_bits_beyond_the_words_are_refused() -> None:
     with pytest.raises(ValueError, match="each token needs a bit"):
         forbid(torch.zeros(1, 65), [0], new_words(1, 64))
@@ -111,10 +130,12 @@ def expected_row(masks: GuidanceMasks, point: SamplePoint, logits_V: torch.Tenso
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("apply", MASKINGS)
 def test_random_grammars_and_schedules_are_masked_as_one_by_one(
-    engine: Engine, seed: int, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, apply: Masking, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows come, wait, are forgotten and go; none waits for ever."""
+    monkeypatch.setattr(guidance, "forbid", apply)
     rng, masks = random.Random(seed), engine._masks
     assert isinstance(masks, GuidanceMasks)
     width = engine.resolved.spec.vocab_size
@@ -151,3 +172,50 @@ def test_random_grammars_and_schedules_are_masked_as_one_by_one(
         if rng.random() < 0.2:
             masks._states.clear()
     assert max(waited.values()) < 12
+
+
+@pytest.mark.parametrize("apply", MASKINGS)
+@pytest.mark.parametrize("left", ["late", "failed", "later in the step"])
+def test_row_that_looks_like_a_draft_of_the_row_before_is_masked_or_waits(
+    engine: Engine, apply: Masking, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests with one seed, prompt and grammar, the second a token ahead, where the mask of
+    the first is not there."""
+    monkeypatch.setattr(guidance, "forbid", apply)
+    monkeypatch.setattr(guidance, "new_words", lambda *sizes: new_words(*sizes).zero_())
+    monkeypatch.setattr(guidance, "CHEAP_S", 0.0)
+    masks = engine._masks
+    assert isinstance(masks, GuidanceMasks)
+    masks._late = frozenset()
+    masks._states.clear()
+    date, other = OutputGrammar("regex", r"(19|20)\d\d-\d\d"), OutputGrammar("choice", '["yes"]')
+    for grammar in (date, other):
+        masks.prepare(grammar)
+    (digit,) = engine.tokenizer.encode("1", add_special_tokens=False)
+    behind = SamplePoint(Sampling(structured=date), 3, 0, 1, (9,), ())
+    ahead = SamplePoint(Sampling(structured=date), 3, 1, 1, (9, digit), ())
+    unrelated = SamplePoint(Sampling(structured=other), 8, 0, 1, (9,), ())
+    points, can_wait = [behind, ahead], [True, True]
+    if left == "late":
+        monkeypatch.setattr(guidance, "STEP_S", 0.0)
+        points, can_wait = [unrelated, *points], [True] * 3
+    elif left == "failed":
+        real = GuidanceMasks._write_mask
+
+        def failing(self: GuidanceMasks, words_W: torch.Tensor, key: Any, *given: Any) -> None:
+            if given[0] is behind:
+                raise BadInput("too many items")
+            real(self, words_W, key, *given)
+
+        monkeypatch.setattr(GuidanceMasks, "_write_mask", failing)
+    else:
+        can_wait = [True, False]
+    logits_SV = torch.randn(len(points), engine.resolved.spec.vocab_size)
+    masked_SV = logits_SV.clone()
+    unmasked = masks.apply_in_time(masked_SV, points, can_wait)
+    place = len(points) - 1
+    if left == "late":
+        assert unmasked.late == {1, 2}
+    else:
+        assert place not in unmasked.late and list(unmasked.failed) == [0] * (left == "failed")
+        assert torch.equal(masked_SV[place], expected_row(masks, ahead, logits_SV[place]))
