@@ -45,6 +45,27 @@ def _bad_call(call: ast.Call) -> Iterator[str]:
             yield f"passes {keyword.arg}={ast.unparse(value)}"
 
 
+def opens_addresses(tree: ast.AST) -> list[int]:
+    """Lines that call `urlopen`, which raises more than OSError."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [(ast.unparse(call.func).rpartition(".")[2], call.lineno) for call in calls]
+    return [line for name, line in names if name == "urlopen"]
+
+
+def test_an_address_that_is_opened_is_seen() -> None:
+    assert opens_addresses(ast.parse("x = urllib.request.urlopen(url)\nurlopen(url)")) == [1, 2]
+
+
+def test_addresses_are_opened_in_one_place() -> None:
+    found = [
+        f"{name_of(path)}:{line}: use open_reply of ridgeline.http_replies"
+        for path in files("ridgeline")
+        if name_of(path) != "ridgeline/http_replies.py"
+        for line in opens_addresses(source(path).tree)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_nothing_forbidden() -> None:
     found = [offence for path in files(*FOLDERS) for offence in offences(path)]
     assert not found, "\n".join(found)
@@ -108,7 +129,7 @@ def decoders_with_half_a_net(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
-OUTSIDE = re.compile(r"\b(read_text|read_bytes|read|open|urlopen|run)\(|\breply\b")
+OUTSIDE = re.compile(r"\b(read_text|read_bytes|read|open|open_reply|urlopen|run)\(|\breply\b")
 SHIPPED = re.compile(r"\b(importlib\.resources|files)\(")
 NETS = re.compile(r"\b(file_of_interrupted_run|open_tensors)\(")
 OWN_PARENT = {"ridgeline/engine/tokenization/template_process/renderer.py"}  # it writes sound JSON
@@ -191,7 +212,7 @@ def decoders_without_net(tree: ast.AST) -> list[int]:
     [
         "return json.loads(path.read_text())",
         "return json.loads(file.read_text()) if file.is_file() else None",
-        "with urlopen(url) as reply:\n        return json.load(reply)['data'][0]",
+        "with open_reply(url, 5) as reply:\n        return json.load(reply)['data'][0]",
         "text = run(words)\n    return json.loads(text)",
         "for line in file.read_text().splitlines():\n        json.loads(line)",
         "try:\n        return json.load(path.open())\n    except OSError:\n        return None",

@@ -10,7 +10,7 @@ from tests.house.code import ROOT, files, imports, module_of, name_of
 
 FLOOR = {
     *("errors", "paths", "records", "config", "hub", "modelspec"),
-    *("hardware", "roofline", "stats", "similarity", "report"),
+    *("hardware", "http_replies", "roofline", "stats", "similarity", "report"),
 }
 PARTS = {
     "engine.scheduler",
@@ -31,6 +31,7 @@ LAW: dict[str, set[str]] = {
     "records": {"errors"},
     "config": {"errors", "records"},
     "paths": set(),
+    "http_replies": set(),
     "hub": {"errors", "paths", "records"},
     "modelspec": {"errors", "records", "hub"},
     "hardware": {"errors", "paths", "records", "roofline", "_native"},

@@ -31,6 +31,7 @@ CLEAN = [
     "ridgeline/errors.py",
     "ridgeline/fleet",
     "ridgeline/hardware",
+    "ridgeline/http_replies.py",
     "ridgeline/hub",
     "ridgeline/measure",
     "ridgeline/modelspec",

@@ -344,7 +344,7 @@ def docker_run(state: State, rest: list[str]) -> str:
     config = {"Image": image, "Cmd": arguments, "Env": environment, "Labels": {key: value}}
     words = [*state["image"]["Config"]["Entrypoint"], *arguments]
     state["containers"][name] = {
-        "document": {"Config": config},
+        "document": {"Config": config, "HostConfig": {}, "Image": "sha256:1"},
         "options": options,
         "words": words,
         "pid": launch(words),

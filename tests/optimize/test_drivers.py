@@ -446,7 +446,8 @@ def test_container_of_someone_else_is_not_removed(place: Place) -> None:
     control = docker_with(place)
     control.read_command()
     containers = place.state["containers"]
-    containers["vllm-ridgeline"] = {"document": {"Config": {}}, "words": [], "pid": None}
+    document = {"Config": {}, "HostConfig": {}, "Image": "sha256:2"}
+    containers["vllm-ridgeline"] = {"document": document, "words": [], "pid": None}
     place.write(containers=containers)
     with pytest.raises(CannotRun, match="not Ridgeline's"):
         control.restore()

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+
+from ridgeline.http_replies import open_reply
 
 _PR_SET_PDEATHSIG = 1
 _LOG_TAIL_BYTES = 2000
@@ -86,9 +86,9 @@ class ChildProcess:
 def is_ready(url: str, timeout_s: float = 2.0) -> bool:
     """Whether `/ready` answers 200."""
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=timeout_s) as response:
+        with open_reply(f"{url}/ready", timeout_s) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, ValueError):
         return False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,6 +10,7 @@ import msgspec
 from ridgeline.errors import DECODE_ERRORS
 from ridgeline.fleet.page.view import FleetView
 from ridgeline.fleet.ray.fleet_file import FleetModel
+from ridgeline.http_replies import open_reply
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals, ScalingPolicy
 from ridgeline.routing.batch_demand import batch_demand
 
@@ -66,9 +66,9 @@ def read_gateway(url: str, api_key: str | None) -> FleetView | None:
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     request = urllib.request.Request(f"{url}/ridgeline/fleet", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=_READ_TIMEOUT_S) as response:
+        with open_reply(request, _READ_TIMEOUT_S) as response:
             return msgspec.json.decode(response.read(), type=FleetView)
-    except (urllib.error.URLError, OSError, *DECODE_ERRORS):
+    except (OSError, *DECODE_ERRORS):
         return None
 
 

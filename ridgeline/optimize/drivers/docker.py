@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
@@ -65,6 +67,22 @@ _DEFAULTS = {
     "PidsLimit": (-1, 2048),
     "CgroupParent": ("user.slice", "system.slice", "machine.slice"),
 }
+
+
+class _Inspected(msgspec.Struct):
+    """What is read of an image, and of a container, in any case."""
+
+    config: dict[str, Any] = msgspec.field(name="Config")
+
+
+class _Container(_Inspected):
+    state: dict[str, Any] = msgspec.field(name="State")
+    host: dict[str, Any] = msgspec.field(name="HostConfig")
+    image: str = msgspec.field(name="Image")
+
+
+_Images = Annotated[list[_Inspected], msgspec.Meta(min_length=1)]
+_Containers = Annotated[list[_Container], msgspec.Meta(min_length=1)]
 
 
 class DockerContainer:
@@ -215,8 +233,8 @@ class DockerContainer:
         raise CannotRun("cannot read the container", value=self._container, fix="; ".join(errors))
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any]:
-        documents = run_json((self._program, "inspect", "--type", kind, name))
-        return dict(documents[0])
+        words = (self._program, "inspect", "--type", kind, name)
+        return dict(run_json(words, _Images if kind == "image" else _Containers)[0])
 
     def _try_inspect(self, name: str) -> dict[str, Any] | None:
         try:

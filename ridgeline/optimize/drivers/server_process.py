@@ -16,7 +16,6 @@ import socket
 import subprocess
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +24,7 @@ from typing import IO
 import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.http_replies import open_reply
 from ridgeline.optimize.drivers.base import ServerCrashedError, ServerHandle, Shell
 from ridgeline.optimize.drivers.log_errors import last_error
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
@@ -352,12 +352,12 @@ def answers(url: str) -> bool:
     An empty list of models is that of a router whose servers are still starting.
     """
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with open_reply(url, 5) as reply:
             is_empty = b'"data":[]' in b"".join(reply.read(MAX_LIST_BYTES).split())
             return bool(reply.status == 200) and not is_empty
     except urllib.error.HTTPError as error:
         return error.code in NEEDS_KEY  # it is up, and wants a key that the measurement has
-    except (urllib.error.URLError, OSError, ValueError):
+    except (OSError, ValueError):
         return False
 
 

@@ -18,6 +18,8 @@ from tempfile import TemporaryFile
 from types import FrameType
 from typing import IO, Any
 
+import msgspec
+
 from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.optimize.drivers.base import Report, Shell
 from ridgeline.optimize.time_budget import OutOfTimeError, time_left_s
@@ -77,19 +79,28 @@ def run(
     return output
 
 
-def run_json(words: Sequence[str]) -> Any:
-    """The JSON document that a command prints. Raises CannotRun if it fails, or prints none."""
-    return parse_json(words, run(words))
+def run_json(words: Sequence[str], shape: Any) -> Any:
+    """The JSON document that a command prints.
+
+    `shape`: a type that msgspec can decode it as, with whatever the caller relies on. Raises
+    CannotRun if the command fails, or prints anything else.
+    """
+    return parse_json(words, run(words), shape)
 
 
-def parse_json(words: Sequence[str], text: str) -> Any:
-    """The JSON document that a command has printed. Raises CannotRun if it is none."""
+def parse_json(words: Sequence[str], text: str, shape: Any) -> Any:
+    """The whole JSON document that a command has printed. Raises CannotRun if it has no `shape`."""
+    value = shlex.join(words)
     try:
-        return json.loads(text)
+        document = json.loads(text)
     except DECODE_ERRORS as error:
-        raise CannotRun(
-            f"{words[0]} did not print JSON", value=shlex.join(words), fix=str(error)
-        ) from None
+        raise CannotRun(f"{words[0]} did not print JSON", value=value, fix=str(error)) from None
+    try:
+        msgspec.convert(document, type=shape)
+    except msgspec.ValidationError as error:
+        what = f"{words[0]} printed JSON that is not what it prints for this command"
+        raise CannotRun(what, value=value, fix=f"see what it prints: {error}") from None
+    return document
 
 
 def _wait(process: subprocess.Popen[bytes], words: Sequence[str], timeout_s: float) -> int:

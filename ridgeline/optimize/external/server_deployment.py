@@ -29,6 +29,7 @@ import numpy as np
 from ridgeline.config.settings import Settings
 from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.hardware.open_files import make_room_for_load
+from ridgeline.http_replies import error_text, open_reply
 from ridgeline.measure.client.accepted_prompts import (
     ANY_FORM,
     COMMON_WORDS,
@@ -301,11 +302,10 @@ def post_blocking(
         headers={"content-type": "application/json", **authorization(api_key)},
     )
     try:
-        with urllib.request.urlopen(request, timeout=SCORING_TIMEOUT_S) as reply:
+        with open_reply(request, SCORING_TIMEOUT_S) as reply:
             return msgspec.json.decode(reply.read(), type=dict[str, Any])
     except urllib.error.HTTPError as error:
-        message = error.read().decode("utf-8", "replace")[:300]
-        value = f"HTTP {error.code}"
+        value, message = f"HTTP {error.code}", error_text(error)
         raise CannotRun(f"the server refused {path}", value=value, fix=message) from None
     except (OSError, *DECODE_ERRORS) as error:
         raise CannotRun(f"the server did not answer {path}: {error}", value=url) from None
@@ -441,10 +441,8 @@ def read_late_s(url: str) -> float | None:
 
     A twin waits instead of computing, so work of others only disturbs it where its steps are late.
     """
-    import urllib.request
-
     try:
-        with urllib.request.urlopen(f"{base_of(url)}/metrics", timeout=5) as reply:
+        with open_reply(f"{base_of(url)}/metrics", 5) as reply:
             found = _TWIN_LATE.search(reply.read())
     except (OSError, ValueError):
         return None
@@ -458,7 +456,6 @@ def base_of(url: str) -> str:
 
 def read_settings(url: str, reads: dict[str, str], api_key: str | None = None) -> dict[str, object]:
     """Settings reported by the running server, from rows "path of a JSON document#key"."""
-    import urllib.error
     import urllib.request
 
     settings: dict[str, object] = {}
@@ -467,9 +464,9 @@ def read_settings(url: str, reads: dict[str, str], api_key: str | None = None) -
         try:
             address = f"{url.rstrip('/')}{path}"
             request = urllib.request.Request(address, headers=authorization(api_key))
-            with urllib.request.urlopen(request, timeout=5) as reply:
+            with open_reply(request, 5) as reply:
                 value = msgspec.json.decode(reply.read(), type=dict[str, Any]).get(key)
-        except (urllib.error.URLError, OSError, *DECODE_ERRORS):
+        except (OSError, *DECODE_ERRORS):
             continue
         if value is not None:
             settings[name] = value

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import DECODE_ERRORS, CannotRun
+from ridgeline.http_replies import open_reply
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.optimize.drivers.server_process import models_url
 from ridgeline.optimize.external.scoring import ServerScorer
@@ -201,7 +202,7 @@ def recognise_server(url: str, api_key: str | None = None) -> str:
 def _get(url: str, api_key: str | None) -> dict[str, Any]:
     """The JSON object of a page. Raises OSError, and ValueError if it is none."""
     request = urllib.request.Request(url, headers=authorization(api_key))
-    with urllib.request.urlopen(request, timeout=10) as reply:
+    with open_reply(request, 10) as reply:
         try:
             document = json.load(reply)
         except DECODE_ERRORS as error:

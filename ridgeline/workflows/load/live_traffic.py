@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Callable
 
 from ridgeline.errors import CannotRun
+from ridgeline.http_replies import open_reply
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.measure.monitors.traffic import (
     TrafficReading,
@@ -23,7 +24,7 @@ def read_traffic(url: str, api_key: str | None, at_s: float) -> TrafficReading:
     address = models_url(url).removesuffix("/v1/models") + "/metrics"
     request = urllib.request.Request(address, headers=authorization(api_key))
     try:
-        with urllib.request.urlopen(request, timeout=PAGE_TIMEOUT_S) as reply:
+        with open_reply(request, PAGE_TIMEOUT_S) as reply:
             page = reply.read().decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         what = "the server's metrics cannot be read"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import urllib.error
 import urllib.request
 
 import msgspec
 
+from ridgeline.http_replies import open_reply
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.measure.monitors.server_metrics import identify_server, parse_page
 from ridgeline.optimize.drivers.server_process import models_url
@@ -55,7 +55,7 @@ def _get(url: str, api_key: str | None) -> tuple[str | None, str]:
     """The mark of a response, and its text; "" for an error."""
     request = urllib.request.Request(url, headers=authorization(api_key))
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+        with open_reply(request, TIMEOUT_S) as reply:
             return reply.headers.get(HEADER), reply.read().decode("utf-8", "replace")
     except (OSError, ValueError):
         return None, ""

@@ -23,6 +23,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.errors import DECODE_ERRORS, CannotRun
 from ridgeline.hardware.machine import Machine
+from ridgeline.http_replies import open_reply
 from ridgeline.measure.client.accepted_prompts import COMMON_WORDS, Vocabulary
 from ridgeline.measure.client.http_target import authorization, key_refused
 from ridgeline.measure.workload import LoadRequest, Workload
@@ -297,7 +298,7 @@ class _ServerStarter:
 def _first_model(url: str, api_key: str | None) -> str:
     request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=authorization(api_key))
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with open_reply(request, 10) as reply:
             return str(json.load(reply)["data"][0]["id"])
     except urllib.error.HTTPError as error:
         if error.code in NEEDS_KEY:

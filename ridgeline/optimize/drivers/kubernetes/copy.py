@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import Report, Shell
 from ridgeline.optimize.drivers.compile_cache import MOUNTED_AT, CompileCache
@@ -37,6 +39,16 @@ CACHE_VOLUME = "ridgeline-compile-cache"
 MANIFEST = "kubernetes-copy.json"
 SERVICE_PLACEHOLDER, PORT_PLACEHOLDER = "{service}", "{port}"
 DEFAULT_PORT = 8000
+
+
+class _Metadata(msgspec.Struct):
+    labels: dict[str, str] | None = None
+
+
+class _Owned(msgspec.Struct):
+    """What is read of an object that has the copy's name."""
+
+    metadata: _Metadata
 
 
 def copy_manifest(
@@ -220,7 +232,7 @@ class KubernetesCopyDriver:
         text = run(words).strip()
         if not text:
             return
-        labels = parse_json(words, text)["metadata"].get("labels") or {}
+        labels = parse_json(words, text, _Owned)["metadata"].get("labels") or {}
         if labels.get(LABEL) != self._name:
             raise CannotRun(
                 f"a Deployment of the copy's name exists, and it is not Ridgeline's: {self._copy}",

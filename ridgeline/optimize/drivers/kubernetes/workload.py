@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+import msgspec
+
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
 from ridgeline.optimize.drivers.shell import run, run_json
@@ -31,6 +33,45 @@ _FATAL = (
     "RunContainerError",
     "CrashLoopBackOff",
 )
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _PodSpec(msgspec.Struct):
+    containers: list[_Named]
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Named
+    spec: _PodSpec
+
+
+class _PodList(msgspec.Struct):
+    """What is read of the pods in any case."""
+
+    items: list[_Pod]
+
+
+class _Template(msgspec.Struct):
+    spec: _PodSpec
+
+
+class _WorkloadSpec(msgspec.Struct):
+    selector: dict[str, Any]
+    template: _Template
+
+
+class _Generation(_Named):
+    generation: int
+
+
+class _Workload(msgspec.Struct):
+    """What is read of a Deployment or StatefulSet in any case."""
+
+    metadata: _Generation
+    spec: _WorkloadSpec
 
 
 class KubernetesWorkload:
@@ -215,10 +256,11 @@ class KubernetesWorkload:
 
     def _all_pods(self) -> list[dict[str, Any]]:
         selector = ",".join(f"{key}={value}" for key, value in sorted(self._labels.items()))
-        return list(run_json(self._kubectl("get", "pods", "-l", selector, "-o", "json"))["items"])
+        words = self._kubectl("get", "pods", "-l", selector, "-o", "json")
+        return list(run_json(words, _PodList)["items"])
 
     def _get(self, kind: str, name: str) -> dict[str, Any]:
-        return dict(run_json(self._kubectl("get", kind, name, "-o", "json")))
+        return dict(run_json(self._kubectl("get", kind, name, "-o", "json"), _Workload))
 
     def _kubectl(self, *words: str) -> tuple[str, ...]:
         return ("kubectl", "--namespace", self._namespace, *words)
