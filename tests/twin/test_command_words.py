@@ -10,15 +10,24 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.config.server import TwinServerOptions
+from ridgeline.errors import BadInput
 from ridgeline.optimize.drivers.log_errors import last_error
 from ridgeline.optimize.drivers.server_process import ServerCommand
 from ridgeline.optimize.external.server_flags import DEPTH, load_server_flags
 from ridgeline.optimize.external.server_rungs import server_rungs
 from ridgeline.optimize.server_settings import FLAGS
 from ridgeline.records.progress import Message
-from ridgeline.twin.servers.command_line import ServerLine, read_command, server_kinds
+from ridgeline.twin.servers.command_line import (
+    ServerLine,
+    as_read,
+    find_command,
+    read_command,
+    server_kinds,
+)
 from ridgeline.twin.servers.flag_table import flag_tables
 from ridgeline.twin.servers.refusal import CommandRefused
+from ridgeline.workflows.optimize.restartable_server import server_recipe
+from ridgeline.workflows.optimize.server_driver import RestartableServer
 from ridgeline.workflows.serving import twin_of_server
 from ridgeline.workflows.serving.twin_of_server import run_twin
 
@@ -95,9 +104,8 @@ def test_unknown_flag_is_refused_as_by_the_server(
     error = refused(server, flags)
     assert error.exit_code == code
     assert says in error.log
-    assert says.endswith(last_error(error.log)) or last_error(error.log) in says, (
-        "what a trial's verdict quotes"
-    )
+    verdict = last_error(error.log)
+    assert verdict and verdict in says.splitlines(), "what a trial's verdict quotes"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +127,13 @@ def test_unknown_flag_is_refused_as_by_the_server(
         ("trtllm", "--trust_remote_code=1", "Option '--trust_remote_code' does not take a value."),
         ("tgi", "--max-batch-size", "a value is required for '--max-batch-size <MAX_BATCH_SIZE>'"),
         ("tgi", "--num-shard 2 --num-shard 4", "cannot be used multiple times"),
+        ("tgi", "--env --env", "error: the argument '--env' cannot be used multiple times\n"),
+        ("tgi", "--num-shard=-1", "'-1' for '--num-shard <NUM_SHARD>': invalid digit"),
+        ("tgi", "--num-shard 1_0", "invalid value '1_0' for '--num-shard <NUM_SHARD>'"),
+        ("vllm", "--tensor-parallel-size 2.0", "invalid int value: '2.0'"),
+        ("vllm", "--max-num-seqs 8k", "argument --max-num-seqs: invalid int value: '8k'"),
+        ("vllm", "--max-model-len 8KiB", "argument --max-model-len: invalid int value: '8KiB'"),
+        ("vllm", "--chat-template '--port=4 5'", "--chat-template: expected one argument"),
         ("tgi", "--num-shard x", "invalid value 'x' for '--num-shard <NUM_SHARD>': invalid digit"),
         (
             "llama-server",
@@ -126,6 +141,19 @@ def test_unknown_flag_is_refused_as_by_the_server(
             'handling argument "--parallel": expected value for argument',
         ),
         ("llama-server", "-np x", 'error while handling argument "-np": stoi'),
+        ("llama-server", "-np 3000000000", 'error while handling argument "-np": stoi'),
+        (
+            "llama-server",
+            "--draft_max 8",
+            'error while handling argument "--draft-max": the argument has been removed. '
+            "use --spec-draft-n-max or --spec-ngram-mod-n-max\n",
+        ),
+        (
+            "llama-server",
+            "--spec-ngram-size-m 8",
+            "the argument has been removed. use the respective --spec-ngram-*-size-m\n",
+        ),
+        ("llama-server", "--draft x", 'error while handling argument "--draft": stoi'),
     ],
 )
 def test_flag_that_is_used_wrongly_is_refused_as_by_the_server(
@@ -156,6 +184,16 @@ def test_flag_that_is_used_wrongly_is_refused_as_by_the_server(
         ("tgi", "-p8080", "port", 8080),
         ("llama-server", "--ctx_size 4096", "max_model_len", 4096),
         ("llama-server", "-np 2 -np 3", "max_num_seqs", 3),
+        ("llama-server", "-c 4096.0", "max_model_len", 4096),
+        ("llama-server", "-np 8x", "max_num_seqs", 8),
+        ("sglang", "--max-running-requests 1_000", "max_num_seqs", 1000),
+        ("vllm", "--max-num-seqs ' 1_000'", "max_num_seqs", 1000),
+        ("vllm", "--max-num-batched-tokens 1_000", "max_num_batched_tokens", 1000),
+        ("vllm", "--chat-template '-a b' --port 7", "port", 7),
+        ("vllm", "--served-model-name '--port 5'", "served_model_name", "--port 5"),
+        ("vllm", "--served-model-name '-a b' c", "served_model_name", "-a b"),
+        ("tgi", "--cuda-graphs 1 --cuda-graphs 2 --num-shard 2", "tp", 2),
+        ("tgi", "--cors-allow-origin a --cors-allow-origin b", "model", "m"),
     ],
 )
 def test_spellings_that_the_server_takes(
@@ -180,6 +218,50 @@ def test_keys_of_a_json_flag_are_given_one_by_one() -> None:
 def test_switch_before_the_model_does_not_take_it_for_a_value() -> None:
     _, line = read_command("vllm serve --disable-log-stats llama-3.1-8b")
     assert line.model == "llama-3.1-8b"
+
+
+def test_word_after_an_unknown_flag_is_the_model_where_no_other_is() -> None:
+    kind, line = read_command("vllm serve --new-switch m")
+    assert (line.model, line.unrecognized) == ("m", ("--new-switch",))
+    assert last_error(kind.refuse(line).log) == "vllm: error: unrecognized arguments: --new-switch"
+    _, line = read_command("vllm serve --new-flag 3 m")
+    assert (line.model, line.unrecognized) == ("m", ("--new-flag", "3"))
+    with pytest.raises(BadInput, match="names no model"):
+        read_command("text-generation-launcher --new-flag m")
+
+
+def test_words_after_two_dashes_are_none_of_a_flag() -> None:
+    _, line = read_command("vllm serve --port 7 -- m")
+    assert (line.model, line.port, line.unrecognized) == ("m", 7, ())
+    _, line = read_command("vllm serve --served-model-name a -- m --port")
+    assert (line.model, line.unrecognized) == ("m", ("--port",))
+    assert "error: invalid argument: --" in refused("llama-server", "-- m").log
+
+
+@pytest.mark.parametrize("words", ["m", "--port 7 m", "--model m", "-- m"])
+@pytest.mark.parametrize("program", ["vllm serve", "sglang serve"])
+def test_model_of_the_words_precedes_that_of_the_file(
+    tmp_path: Path, program: str, words: str
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: other\nserved-model-name: a\n")
+    command = f"{program} --config {file}"
+    _, line = read_command(f"{command} {words}")
+    assert (line.model, line.served_model_name, line.unrecognized) == ("m", "a", ())
+    assert read_command(command)[1].model == "other"
+
+
+@pytest.mark.parametrize(
+    "value", ["{since: 2026-01-02}", "&a {again: *a}", "{2026-01-02: 1}", "&a {b: [*a]}"]
+)
+def test_value_that_no_flag_takes_names_its_file(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"port: 7\nspeculative-config: {value}\n")
+    command = f"vllm serve m --config {file}"
+    with pytest.raises(BadInput, match=f"speculative-config in {file} cannot be passed on as JSON"):
+        read_command(command)
+    assert find_command(command) is None
+    assert as_read(command) == command
 
 
 def test_flags_of_a_configuration_file(tmp_path: Path) -> None:
@@ -269,7 +351,7 @@ def test_unknown_flags_of_another_version_can_be_ignored(monkeypatch: pytest.Mon
     assert (line.max_num_seqs, line.unrecognized) == (5, ("--bogus", "3"))
 
 
-def test_optimizer_reads_what_the_server_would() -> None:
+def test_optimizer_reads_other_spellings_of_flags() -> None:
     flags = load_server_flags()["vllm"]
     command = flags.spell_out("vllm serve m_1 --max_num_seqs=2 --max-model-len 8k -tp 2 {flags}")
     assert command == (
@@ -279,3 +361,41 @@ def test_optimizer_reads_what_the_server_would() -> None:
     assert (given["max_num_seqs"], given["max_model_len"]) == (2, 8000)
     kept = "sglang serve --max_running_requests 2"
     assert load_server_flags()["sglang"].spell_out(kept) == kept, "SGLang refuses it"
+
+
+def test_long_spellings_leave_quoted_words_as_they_are() -> None:
+    spell_out = load_server_flags()["vllm"].spell_out
+    quoted = """vllm serve m --chat-template 'a --foo_bar -tp b' --revision "x \\" --foo_bar" """
+    assert spell_out(quoted) == quoted
+    inside = "bash -c 'vllm serve m --max_num_seqs 2 -tp 2 {flags}'"
+    spelt = "bash -c 'vllm serve m --max-num-seqs 2 --tensor-parallel-size 2 {flags}'"
+    assert spell_out(inside) == spelt
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting", "value"),
+    [
+        ("--max-num-seq 7", "max_num_seqs", 7),
+        ("--config {file}", "max_num_seqs", 9),
+        ("--config {file} --max-num-seqs 7", "max_num_seqs", 7),
+        ("--config {file}", "enable_prefix_caching", False),
+        (
+            "--speculative-config.method ngram --speculative-config.num_speculative_tokens 4 "
+            "--speculative-config.prompt_lookup_min 2 --speculative-config.prompt_lookup_max=4",
+            "speculative_config",
+            {"method": "ngram", "num_speculative_tokens": 4},
+        ),
+        ("--max-num-seqs x --bogus", "max_num_seqs", 256),
+        ("--config {file} --max-num 7", "max_num_seqs", 256),
+    ],
+)
+def test_search_starts_from_the_settings_that_the_server_reads(
+    tmp_path: Path, flags: str, setting: str, value: object
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("max-num-seqs: 9\nenable-prefix-caching: false\nenforce-eager: true\n")
+    command = f"vllm serve m --port {{port}} {flags.replace('{file}', str(file))} {{flags}}"
+    recipe = server_recipe(RestartableServer(url="http://h:{port}", restart_cmd=command), tmp_path)
+    assert recipe.settings_in_command[setting] == value
+    is_read = "--config" in flags and "--max-num 7" not in flags
+    assert recipe.facts["server_eager"] == is_read

@@ -26,7 +26,9 @@ from ridgeline.optimize.server_settings import REMOVE, REPLACE, flags_of
 DEPTH = "{num_speculative_tokens}"
 """Where a flag of server_flags.toml takes the number of draft tokens."""
 
-_UNDERSCORED = re.compile(r"(?<=\s)--[\w-]*_[\w-]*(?=[\s=.]|$)")
+_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|['"\\])+""", re.DOTALL)
+"""A word of a shell command with its quotes; one that does not end is read as a character."""
+_FLAG = re.compile(r"--?[\w-]+")
 NOTHING = "none"
 """Key of server_flags.toml for a setting that is taken back."""
 
@@ -59,13 +61,17 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ),
             default=len(command),
         )
-        rest = command[place:]
-        if self.underscores:
-            rest = _UNDERSCORED.sub(lambda word: word[0].replace("_", "-"), rest)
-        names = "|".join(re.escape(name) for name in sorted(self.aliases, key=len, reverse=True))
-        if names:
-            rest = re.sub(rf"(?<=\s)({names})(?=[\s=]|$)", lambda word: self.aliases[word[1]], rest)
-        return command[:place] + rest
+        return command[:place] + _WORD.sub(lambda word: self._long(word[0]), command[place:])
+
+    def _long(self, word: str) -> str:
+        """A word of the command line with a flag in its long spelling."""
+        found = _FLAG.match(word)
+        if found is None or word[found.end() :][:1] not in ("", "=", "."):
+            return word
+        flag = found[0]
+        if self.underscores and flag.startswith("--"):
+            flag = flag.replace("_", "-")
+        return self.aliases.get(flag, flag) + word[found.end() :]
 
     def given(self, command: str) -> dict[str, object]:
         """Settings already on a command line, read back from the server's flags."""

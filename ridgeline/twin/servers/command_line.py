@@ -16,8 +16,9 @@ import msgspec
 
 from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.twin.config import NO_DRAFTER, TwinDrafter
-from ridgeline.twin.servers.command_words import read_number, split_words
-from ridgeline.twin.servers.config_file import read_config_file, with_config_flags
+from ridgeline.twin.servers.command_words import Given, SplitWords, split_words
+from ridgeline.twin.servers.config_file import read_config_file, take_config_flags
+from ridgeline.twin.servers.flag_numbers import read_number
 from ridgeline.twin.servers.flag_table import FlagTable, flag_tables
 from ridgeline.twin.servers.refusal import CommandRefused, unknown_words
 
@@ -138,14 +139,36 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         CommandRefused if a flag that the server has is used as it would not take it. Flags that it
         does not have are listed in the line.
         """
-        words = with_config_flags(
-            words[1:] if words and words[0] in self.skip else words, self.table
-        )
-        split = split_words(self.table, words)
+        from_file, from_words = self.split(words)
         values: dict[str, Any] = dict(self.defaults)
         without_effect: list[str] = []
+        unrecognized = [*from_file.unrecognized, *from_words.unrecognized]
+        for given in (from_file.given, from_words.given):  # a model in the words takes precedence
+            fields, unused, stray = self._fields(given)
+            values |= fields
+            without_effect += unused
+            unrecognized += stray
+        if "model" not in values:
+            values["model"] = self._model_among(unrecognized)
+        if "config_file" in values:
+            fields, unread = read_config_file(str(values.pop("config_file")))
+            values |= fields
+            without_effect += unread
+        lists = {"unknown": without_effect, "unrecognized": unrecognized}
+        return _line({**values, "server": self.name, **lists})
+
+    def split(self, words: Sequence[str]) -> tuple[SplitWords, SplitWords]:
+        """The flags of the words after the program: of their `--config` file, and their own."""
+        words = words[1:] if words and words[0] in self.skip else words
+        from_file, rest = take_config_flags(words, self.table)
+        return split_words(self.table, from_file), split_words(self.table, rest)
+
+    def _fields(self, split: Sequence[Given]) -> tuple[dict[str, Any], list[str], list[str]]:
+        """Values by field, flags without an effect, and words too many."""
+        values: dict[str, Any] = {}
+        without_effect: list[str] = []
         stray: list[str] = []
-        for given in split.given:
+        for given in split:
             if not given.flag and ("" not in self.model or "model" in values):
                 stray += given.values
             elif given.flag in self.switches:
@@ -157,15 +180,14 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 values[field] = self._value(given.flag, field, given.values[0])
             else:
                 without_effect.append(given.flag)
-        if "model" not in values:
-            raise BadInput(f"the command line of {self.name} names no model")
-        if "config_file" in values:
-            fields, unread = read_config_file(str(values.pop("config_file")))
-            values |= fields
-            without_effect += unread
-        unrecognized = (*split.unrecognized, *stray)
-        lists = {"unknown": without_effect, "unrecognized": unrecognized}
-        return _line({**values, "server": self.name, **lists})
+        return values, without_effect, stray
+
+    def _model_among(self, unrecognized: list[str]) -> str:
+        """The word after an unknown flag where no other is the model; removed. Raises BadInput."""
+        for place, word in enumerate(unrecognized):
+            if "" in self.model and not word.startswith("-"):
+                return unrecognized.pop(place)
+        raise BadInput(f"the command line of {self.name} names no model")
 
     def _value(self, flag: str, field: str, value: str) -> str:
         kind = _TYPES.get(field)
@@ -248,6 +270,25 @@ def find_command(command: str) -> tuple[ServerKind, ServerLine] | None:
         with contextlib.suppress(BadInput):
             return read_command(shlex.join(rest))
     return None
+
+
+def as_read(command: str) -> str:
+    """A command line as its server reads it: with the flags of its `--config` file, flags by their
+    full names, and each JSON flag as one object.
+
+    One that names no known server, or that the server refuses, stays as it is.
+    """
+    kinds = {program: kind for kind in server_kinds().values() for program in kind.programs}
+    words = [word for word in shlex.split(command) if word != "{flags}"]
+    for place, word in enumerate(words, start=1):
+        kind = kinds.get(PurePath(word).name)
+        if kind is None:
+            continue
+        with contextlib.suppress(BadInput):
+            flags = [given for part in kind.split(words[place:]) for given in part.given]
+            read = [part for given in flags for part in (given.flag, *given.values) if part]
+            return shlex.join([*words[:place], *read])
+    return command
 
 
 def document(kind: ServerKind, line: ServerLine, path: str) -> bytes:

@@ -13,6 +13,7 @@ import msgspec
 from ridgeline.config.units import parse_count
 from ridgeline.errors import DECODE_ERRORS
 from ridgeline.twin.servers import refusal
+from ridgeline.twin.servers.flag_numbers import read_number
 from ridgeline.twin.servers.flag_table import FlagTable
 
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -37,13 +38,16 @@ class SplitWords(msgspec.Struct, frozen=True):
 def split_words(table: FlagTable, words: Sequence[str]) -> SplitWords:
     """The flags of the words. Raises CommandRefused for a known flag that is used wrongly.
 
-    A word after an unknown flag is taken as its value.
+    A word after an unknown flag is taken as its value, and words after `--` as none of a flag.
     """
     rest = _respelt(table, words)
     given: list[Given] = []
     unrecognized: list[str] = []
     while rest:
         word = rest.pop(0)
+        if word == "--" and table.parser != "llama.cpp":
+            given += [Given("", (word,)) for word in rest]
+            break
         if not _is_flag(table, word):
             given.append(Given("", (word,)))
             continue
@@ -56,7 +60,8 @@ def split_words(table: FlagTable, words: Sequence[str]) -> SplitWords:
             if value is None and rest and not _is_flag(table, rest[0]):
                 unrecognized.append(rest.pop(0))
             continue
-        if table.parser == "clap" and any(known.flag == found[0] for known in given):
+        is_again = any(known.flag == found[0] for known in given)
+        if is_again and table.parser == "clap" and found[0] not in table.repeatable:
             raise refusal.given_twice(table, found[0])
         given.append(Given(found[0], _take_values(table, found[0], value, rest)))
     return SplitWords(tuple(given), tuple(unrecognized))
@@ -64,6 +69,8 @@ def split_words(table: FlagTable, words: Sequence[str]) -> SplitWords:
 
 def _is_flag(table: FlagTable, word: str) -> bool:
     if not word.startswith("-") or word == "-":
+        return False
+    if table.parser == "argparse" and " " in word and not table.named(_split_word(table, word)[0]):
         return False
     return table.parser == "llama.cpp" or _NEGATIVE.fullmatch(word) is None
 
@@ -100,17 +107,10 @@ def _take_values(
     least = {"at most one": 0, "two": 2}.get(takes, 1)
     if len(values) < least:
         raise refusal.without_value(table, flag)
+    if flag in table.removed:
+        read_number(table, flag, values[0], is_float=False)
+        raise refusal.removed(table, flag)
     return tuple(values)
-
-
-def read_number(table: FlagTable, flag: str, value: str, *, is_float: bool) -> str:
-    """The value of a flag that takes a number; vLLM's `8k` in digits. Raises CommandRefused."""
-    try:
-        if is_float:
-            return repr(float(value))
-        return str(parse_count(value) if table.name == "vllm" else int(value))
-    except ValueError:
-        raise refusal.no_number(table, flag, value, is_float=is_float) from None
 
 
 # ---- spellings -----------------------------------------------------------------------------------

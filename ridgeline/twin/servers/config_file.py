@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from ridgeline.errors import DECODE_ERRORS
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.twin.servers.flag_table import FlagTable
 
 _FIELDS = {
@@ -58,31 +58,43 @@ def read_config_file(path: str) -> tuple[dict[str, Any], list[str]]:
     return fields, unknown
 
 
-def with_config_flags(words: Sequence[str], table: FlagTable) -> list[str]:
-    """The words with the flags of the file that `--config` names, if the server reads such files.
+def take_config_flags(words: Sequence[str], table: FlagTable) -> tuple[list[str], list[str]]:
+    """The flags of the file that `--config` names, if the server reads such files, and the words
+    without `--config`. Raises BadInput for a value that is no flag's.
 
-    A file that cannot be read gives none.
+    A file that cannot be read gives none, and is still named in the words.
     """
     words = list(words)
     if table.parser != "argparse" or "--config" not in words[:-1]:
-        return words
+        return [], words
     place = words.index("--config")
-    document = _document(words[place + 1])
+    path = words[place + 1]
+    document = _document(path)
     if document is None:
-        return words
-    begin = 1 if words[0][:1] != "-" else 0
-    flags = [word for key, value in document.items() for word in _flag(str(key), value, table)]
-    return [*words[:begin], *flags, *words[begin:place], *words[place + 2 :]]
+        return [], words
+    flags: list[str] = []
+    for key, value in document.items():
+        flags += _flag(path, str(key), value, table)
+    return flags, [*words[:place], *words[place + 2 :]]
 
 
-def _flag(key: str, value: Any, table: FlagTable) -> list[str]:
+def _flag(path: str, key: str, value: Any, table: FlagTable) -> list[str]:
     name = key.replace("_", "-")
     flag, opposite = f"--{name}", f"--no-{name}"
     if isinstance(value, bool):
         return [flag] if value else [opposite] if opposite in table.takes else []
     if isinstance(value, list):
         return [flag, *map(str, value)] if value else []
-    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+    if not isinstance(value, dict):
+        return [flag, str(value)]
+    try:
+        return [flag, json.dumps(value)]
+    except (TypeError, *DECODE_ERRORS) as error:
+        raise BadInput(
+            f"{key} in {path} cannot be passed on as JSON",
+            value=str(error),
+            fix="quote dates, and do not let an alias refer to the object that contains it",
+        ) from None
 
 
 def _document(path: str) -> dict[str, Any] | None:

@@ -34,6 +34,9 @@ class FlagTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     usage: str
     takes: dict[str, Takes]
     root: str | None = None
+    repeatable: frozenset[str] = frozenset()
+    scaled: frozenset[str] = frozenset()
+    removed: dict[str, str] = {}
     since: dict[str, str] = {}
 
     def named(self, flag: str) -> tuple[str, ...]:
@@ -70,4 +73,6 @@ def _table(name: str, row: dict[str, Any]) -> FlagTable:
             takes[flag] = number
             if column == "opposites":
                 takes[flag.replace("--", "--no-", 1)] = number
+    for column in ("repeatable", "scaled"):
+        row[column] = str(row.get(column, "")).split()
     return msgspec.convert({"name": name, "takes": takes, **row}, FlagTable)

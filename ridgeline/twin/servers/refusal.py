@@ -119,7 +119,14 @@ def with_value(table: FlagTable, flag: str, value: str) -> CommandRefused:
 
 def given_twice(table: FlagTable, flag: str) -> CommandRefused:
     """clap takes a flag once."""
-    return _refused(table, "the argument '{flag} <{name}>' cannot be used multiple times", flag)
+    spelt = "{flag}" if table.takes[flag] == "nothing" else "{flag} <{name}>"
+    return _refused(table, f"the argument '{spelt}' cannot be used multiple times", flag)
+
+
+def removed(table: FlagTable, flag: str) -> CommandRefused:
+    """llama.cpp: a flag that it knows only to refuse it."""
+    problem = _LLAMA_VALUE % f"the argument has been removed. {table.removed[flag]}"
+    return _refused(table, problem, flag)
 
 
 def no_number(table: FlagTable, flag: str, value: str, *, is_float: bool) -> CommandRefused:

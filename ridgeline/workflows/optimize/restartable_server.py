@@ -36,7 +36,7 @@ from ridgeline.optimize.ladder import Rung
 from ridgeline.optimize.server_settings import FLAGS, ServerSettings, merge_flags
 from ridgeline.records.progress import Message, Observer
 from ridgeline.twin.config import parse_devices
-from ridgeline.twin.servers.command_line import find_command, server_kinds
+from ridgeline.twin.servers.command_line import as_read, find_command, server_kinds
 from ridgeline.workflows.optimize.server_driver import RestartableServer, open_driver
 
 WITHOUT_GRAPHS = ("--enforce-eager", "--disable-cuda-graph", "--disable-cuda-graphs")
@@ -201,8 +201,9 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def facts(self) -> dict[str, Value]:
         """What rungs may require of the server: its name, and what its command switches off."""
-        words, name = set(shlex.split(self.command.command)), self.flags.name
-        own = dict(self.flags.own_flags(self.command.command, LIMITING))
+        command, name = self._command_as_read, self.flags.name
+        words = set(shlex.split(command))
+        own = dict(self.flags.own_flags(command, LIMITING))
         compile_level = own.get("--optimization-level")
         return {
             "server": name if self.twin_device is None else f"twin of {name}",
@@ -212,7 +213,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
             "server_compiles_less": compile_level in LOW_COMPILE_LEVELS,
             "server_limits_layers": "--gpu-layers" in own,
             "server_limits_tokens": "--max-batch-total-tokens" in own,
-            "server_devices": self.num_devices or _named_devices(self.command.command),
+            "server_devices": self.num_devices or _named_devices(command),
         }
 
     @property
@@ -227,7 +228,12 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def settings_in_command(self) -> dict[str, object]:
         """The settings that the command line already makes, with the server's defaults."""
-        return {**self.defaults, **self.flags.given(self.command.command)}
+        return {**self.defaults, **self.flags.given(self._command_as_read)}
+
+    @property
+    def _command_as_read(self) -> str:
+        """The command line with the flags of configuration files, in their long spelling."""
+        return self.flags.spell_out(as_read(self.command.command))
 
     def start_settings(self, settings: Settings) -> ServerSettings:
         """The settings of the server as its command line starts it."""
