@@ -285,9 +285,11 @@ def as_read(command: str) -> str:
         if kind is None:
             continue
         with contextlib.suppress(BadInput):
-            flags = [given for part in kind.split(words[place:]) for given in part.given]
-            read = [part for given in flags for part in (given.flag, *given.values) if part]
-            return shlex.join([*words[:place], *read])
+            read = words[:place]
+            for part in kind.split(words[place:]):
+                given = [word for each in part.given for word in (each.flag, *each.values) if word]
+                read += [*given, *part.unrecognized]
+            return shlex.join(read)
     return command
 
 
