@@ -127,7 +127,9 @@ def test_unknown_flag_is_refused_as_by_the_server(
         ("trtllm", "--trust_remote_code=1", "Option '--trust_remote_code' does not take a value."),
         ("tgi", "--max-batch-size", "a value is required for '--max-batch-size <MAX_BATCH_SIZE>'"),
         ("tgi", "--num-shard 2 --num-shard 4", "cannot be used multiple times"),
-        ("tgi", "--env --env", "error: the argument '--env' cannot be used multiple times\n"),
+        ("tgi", "-p 1 --port 2", "the argument '--port <PORT>' cannot be used multiple times"),
+        ("tgi", "-p", "a value is required for '--port <PORT>' but none was supplied"),
+        ("tgi", "--env -e", "error: the argument '--env' cannot be used multiple times\n"),
         ("tgi", "--num-shard=-1", "'-1' for '--num-shard <NUM_SHARD>': invalid digit"),
         ("tgi", "--num-shard 1_0", "invalid value '1_0' for '--num-shard <NUM_SHARD>'"),
         ("vllm", "--tensor-parallel-size 2.0", "invalid int value: '2.0'"),
@@ -238,17 +240,25 @@ def test_words_after_two_dashes_are_none_of_a_flag() -> None:
     assert "error: invalid argument: --" in refused("llama-server", "-- m").log
 
 
-@pytest.mark.parametrize("words", ["m", "--port 7 m", "--model m", "-- m"])
-@pytest.mark.parametrize("program", ["vllm serve", "sglang serve"])
-def test_model_of_the_words_precedes_that_of_the_file(
-    tmp_path: Path, program: str, words: str
-) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve m --config {file}",
+        "vllm serve --config {file} m",
+        "vllm serve --config {file} --port 7 m",
+        "vllm serve --config {file} --model m",
+        "vllm serve --config {file} -- m",
+        "sglang serve m --config {file}",
+        "sglang serve --config {file} --model m",
+    ],
+)
+def test_model_of_the_words_precedes_that_of_the_file(tmp_path: Path, command: str) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("model: other\nserved-model-name: a\n")
-    command = f"{program} --config {file}"
-    _, line = read_command(f"{command} {words}")
+    _, line = read_command(command.format(file=file))
     assert (line.model, line.served_model_name, line.unrecognized) == ("m", "a", ())
-    assert read_command(command)[1].model == "other"
+    without = f"{command.split()[0]} serve --config {file}"
+    assert read_command(without)[1].model == "other"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class FlagTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     usage: str
     takes: dict[str, Takes]
     root: str | None = None
+    shorts: dict[str, str] = {}
     repeatable: frozenset[str] = frozenset()
     scaled: frozenset[str] = frozenset()
     removed: dict[str, str] = {}
@@ -45,7 +46,7 @@ class FlagTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         argparse also takes the beginning of a flag.
         """
         if flag in self.takes:
-            return (flag,)
+            return (self.shorts.get(flag, flag),)
         if self.parser != "argparse" or len(flag.lstrip("-")) == 0:
             return ()
         return tuple(known for known in self.takes if known.startswith(flag))
