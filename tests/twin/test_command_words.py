@@ -66,6 +66,7 @@ def refused(server: str, flags: str) -> CommandRefused:
         ),
         ("vllm", "--swap-space=4", 2, "vllm: error: unrecognized arguments: --swap-space=4"),
         ("vllm", "other-model", 2, "vllm: error: unrecognized arguments: other-model"),
+        ("vllm", "--model other-model", 2, "vllm: error: unrecognized arguments: m"),
         (
             "sglang",
             "--enable_metrics",

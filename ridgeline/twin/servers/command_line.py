@@ -168,8 +168,10 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         values: dict[str, Any] = {}
         without_effect: list[str] = []
         stray: list[str] = []
+        flags = [given.flag for given in split]
+        is_named = self.model[0] == "" and not set(flags).isdisjoint(self.model[1:])
         for given in split:
-            if not given.flag and ("" not in self.model or "model" in values):
+            if not given.flag and (is_named or "" not in self.model or "model" in values):
                 stray += given.values
             elif given.flag in self.switches:
                 values |= self.switches[given.flag]
