@@ -174,7 +174,7 @@ class LadderSearch:
             else:
                 self._take_over(saved)
                 try:
-                    await self._reopen(saved.incumbent)
+                    await self._reopen_incumbent()
                 except OutOfTimeError:
                     return self._result("budget spent", None)
             self._save()
@@ -212,26 +212,22 @@ class LadderSearch:
             steps = self._steps_of(configuration.runs, configuration.settings)
             self._predictor.learn_steps(configuration.settings, steps)
 
-    async def _reopen(self, saved: SavedConfiguration) -> None:
+    async def _reopen_incumbent(self) -> None:
         """Open the incumbent of an interrupted search again. Raises OutOfTimeError."""
-        deployment, stack = self._open(saved_settings(saved.settings, self._job))
+        incumbent = self._running_incumbent
+        deployment, stack = self._open(incumbent.settings)
         async with self._runner.in_time():
             await self._checks.time_one_answer(deployment)
-        self._incumbent = self._restored(saved, deployment, stack)
-        if self._running_baseline.settings == self._incumbent.settings:
+        self._incumbent = msgspec.structs.replace(incumbent, deployment=deployment, stack=stack)
+        if self._running_baseline.settings == incumbent.settings:
             self._baseline = self._incumbent
 
     def _closed(self, saved: SavedConfiguration) -> RunningConfiguration:
-        return self._restored(saved, ClosedDeployment(saved.info), ExitStack())
-
-    def _restored(
-        self, saved: SavedConfiguration, deployment: Deployment, stack: ExitStack
-    ) -> RunningConfiguration:
         return RunningConfiguration(
             label=saved.label,
             settings=saved_settings(saved.settings, self._job),
-            deployment=deployment,
-            stack=stack,
+            deployment=ClosedDeployment(saved.info),
+            stack=ExitStack(),
             rate=saved.rate,
             runs=saved.runs,
             settled=saved.settled,

@@ -195,6 +195,20 @@ def test_reserve_has_the_windows_of_the_load_that_the_baseline_holds() -> None:
     assert budget.closing_cost_s == pytest.approx(short_s + MIN_ROUNDS * longer_s)
 
 
+def test_resumed_search_has_the_reserve_of_the_interrupted_one() -> None:
+    budget = TimeBudget(900.0, lambda: 0.0)
+    budget.choose_window(2.0)
+    budget.note_warm_up(20.0)
+    budget.note_run(9.0)
+    budget.note_baseline(0.4)
+    resumed = TimeBudget(900.0, lambda: 0.0)
+    resumed.restore(budget.state)
+    assert resumed.closing_cost_s == budget.closing_cost_s
+    for search in (budget, resumed):
+        search.note_baseline(0.3)
+    assert resumed.closing_cost_s == budget.closing_cost_s
+
+
 def test_reserve_holds_the_warm_up_of_the_baseline() -> None:
     """A server that answers slowly takes as long to warm up again for the closing comparison."""
     budget = TimeBudget(330.0, lambda: 0.0)

@@ -23,6 +23,7 @@ from ridgeline.optimize.job import OptimizeJob
 from ridgeline.optimize.ladder import Ladder
 from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.result import LadderResult
+from ridgeline.optimize.result_builder import TrialEvidence
 from ridgeline.optimize.search import optimize
 from ridgeline.optimize.search_state import STATE_FILE, StateFile
 from ridgeline.optimize.time_budget import OutOfTimeError, limited, time_left_s
@@ -227,7 +228,21 @@ def test_candidate_that_does_not_start_leaves_time_for_the_closing_comparison(
     assert (trial.verdict, found.decided) == ("cut short", False)
     assert trial.reason == "the budget ended before it was measured"
     assert headline(found).startswith("No rung came to a verdict: a trial takes ")
+    missed = headline(msgspec.structs.replace(found, slo_holds=False))
+    assert missed.startswith("The SLO was not met: ")
+    assert "; no rung came to a verdict: a trial takes " in missed
     assert took_s <= BUDGET_S
+
+
+def test_trial_that_ends_in_its_quality_check_was_measured() -> None:
+    forecast: Any = None
+    evidence = TrialEvidence(forecast, begun_s=0.0)
+    evidence.failed(OutOfTimeError(), "")
+    assert evidence.failure == ("cut short", "the budget ended before it was measured")
+    comparison: Any = object()
+    evidence.comparison = comparison
+    evidence.failed(OutOfTimeError(), "")
+    assert evidence.failure == ("cut short", "the budget ended before its quality was known")
 
 
 def test_waits_outside_of_a_search_have_no_limit() -> None:
